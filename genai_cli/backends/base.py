@@ -1,0 +1,85 @@
+"""What the engine asks of a device: memory, kernels, and a recording that can be replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+
+@dataclass
+class Tensor:
+    """A dense C-contiguous tensor in a backend's memory. `owner` keeps the memory alive."""
+
+    address: int
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    owner: object = None
+
+    @property
+    def nbytes(self) -> int:
+        size = self.dtype.itemsize
+        for dim in self.shape:
+            size *= dim
+        return size
+
+
+class KvSlot(Protocol):
+    """Capacity buffer of one component: [H_kv, capacity, D] of `dtype`; `index` is what attention kernels are given."""
+
+    index: int
+    num_heads: int
+    head_dim: int
+    dtype: np.dtype
+
+    @property
+    def capacity(self) -> int: ...
+
+
+class Recording(Protocol):
+    """Kernel calls in order, run eagerly while being recorded; `replay` runs them again with the same addresses."""
+
+    def call(
+        self, kernel: str, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None], attrs: dict[str, Any]
+    ) -> None:
+        """Run the kernel now and record it. Checks shapes and dtypes at the door (GenaiError)."""
+        ...
+
+    def host(self, function: Callable[[], None]) -> None:
+        """Run a host step now and record it; device work before it is finished first."""
+        ...
+
+    def replay(self) -> None: ...
+
+
+class Backend(Protocol):
+    """One device. `past_len` and KV buffer addresses live in a state block that kernels read, so that recordings
+    depend neither on the position nor on the buffers' growth."""
+
+    name: str  # "cpu" | "cuda"; the key into OpDef.kernels
+    description: str  # "cpu:avx512vnni", "cuda:0 NVIDIA H200"
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Tensor: ...
+    def constant(self, array: np.ndarray) -> Tensor:
+        """A tensor for a weight: on the CPU a view of the mapped file, on a device one upload."""
+        ...
+
+    def upload(self, tensor: Tensor, array: np.ndarray) -> None: ...
+    def download(self, tensor: Tensor) -> np.ndarray: ...
+    def record(self) -> Recording: ...
+    def kv_slot(self, num_heads: int, head_dim: int, dtype: np.dtype) -> KvSlot: ...
+    def reserve(self, capacity: int) -> None:
+        """Grow every slot to hold `capacity` tokens, keeping the first past_len rows of every head; all or nothing."""
+        ...
+
+    def set_past_len(self, past_len: int) -> None: ...
+    def kv_view(self, slot: KvSlot, start: int, stop: int) -> np.ndarray:
+        """Rows [H_kv, stop-start, D]; on the CPU a strided view, on a device a packed copy through pinned memory."""
+        ...
+
+    def kv_write(self, slot: KvSlot, rows: np.ndarray) -> None:
+        """Seed positions [0, n) of a slot from rows [H_kv, n, D]."""
+        ...
+    def synchronize(self) -> None: ...
