@@ -65,21 +65,31 @@ struct Context {
 };
 
 using Step = std::function<void(Context&)>;
-using Factory = std::function<Step(const Args&)>;
+using Factory = Step (*)(const Args&);
 
-// Kernels register under their ONNX name, once per instruction set: each cpu/<family>.cpp is compiled once per ISA with
-// GENAI_ISA (an identifier: portable, avx2, avx512, avx512vnni, neon) and lives in namespace genai::GENAI_ISA.
-void register_kernel(const char* isa, const char* name, Factory factory);
-
-struct Registration {
-  Registration(const char* isa, const char* name, Factory factory) { register_kernel(isa, name, std::move(factory)); }
+// One row of the kernel table. The rows are constant data in a section of their own, not static constructors: objects built
+// for AVX-512 must execute nothing while the module loads on a machine without it. For the same reason kernels' files
+// hold no globals that need a constructor.
+// Size and alignment agree, so that the compiler cannot put gaps between the rows.
+struct alignas(32) KernelEntry {
+  const char* isa;
+  const char* name;
+  Factory factory;
 };
 
 #define GENAI_STRINGIFY_(x) #x
 #define GENAI_STRINGIFY(x) GENAI_STRINGIFY_(x)
 #define GENAI_CONCAT_(a, b) a##b
 #define GENAI_CONCAT(a, b) GENAI_CONCAT_(a, b)
-#define GENAI_KERNEL(name, factory) \
-  static const ::genai::Registration GENAI_CONCAT(registration_, __LINE__)(GENAI_STRINGIFY(GENAI_ISA), name, factory)
+
+// Kernels register under their ONNX name, once per instruction set: each cpu/<family>.cpp is compiled once per ISA with
+// GENAI_ISA (an identifier: portable, avx2, avx512, avx512vnni, neon) and lives in namespace genai::GENAI_ISA.
+#define GENAI_KERNEL(name, factory)                                    \
+  [[gnu::used, gnu::section("genai_kernels")]] static constinit const  \
+      ::genai::KernelEntry GENAI_CONCAT(registration_, __COUNTER__) = {GENAI_STRINGIFY(GENAI_ISA), name, factory}
+
+// The factory of `name` for `isa`, or nullptr.
+Factory find_kernel(const std::string& isa, const std::string& name);
+std::vector<std::string> kernel_names(const std::string& isa);
 
 }  // namespace genai

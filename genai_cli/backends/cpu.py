@@ -1,0 +1,274 @@
+"""The CPU: memory is numpy's, kernels are the compiled module's, a recording is a native program and host steps."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from genai_cli import _native
+from genai_cli.backends.base import KvSlot, Tensor
+from genai_cli.errors import GenaiError
+
+ALIGNMENT = 64  # bytes: one cache line, one AVX-512 register
+FIRST_CAPACITY = 256  # tokens; buffers double from here
+
+Native = tuple[int, str, tuple[int, ...]]
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Kernels refuse with C++ exceptions; users get a GenaiError."""
+    try:
+        yield
+    except (ValueError, IndexError, RuntimeError) as error:
+        raise GenaiError(f"native kernel: {error}") from error
+
+
+def _aligned(nbytes: int) -> np.ndarray:
+    """Uninitialised bytes [nbytes], aligned for vector loads; never at address 0, even when empty."""
+    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + nbytes]
+
+
+def _native_of(tensor: Tensor | None) -> Native | None:
+    return None if tensor is None else (tensor.address, tensor.dtype.name, tuple(tensor.shape))
+
+
+def _view(tensor: Tensor) -> np.ndarray:
+    owner = tensor.owner
+    if not isinstance(owner, np.ndarray):
+        raise GenaiError(f"tensor `{tensor.dtype.name}{list(tensor.shape)}` is not this backend's")
+    return owner.reshape(-1).view(np.uint8)[: tensor.nbytes].view(tensor.dtype).reshape(tensor.shape)
+
+
+@dataclass
+class CpuKvSlot:
+    """Capacity buffer [H_kv, capacity, D] of one component."""
+
+    index: int
+    num_heads: int
+    head_dim: int
+    dtype: np.dtype
+    buffer: np.ndarray  # [H_kv, capacity, D]
+
+    @property
+    def capacity(self) -> int:
+        return int(self.buffer.shape[1])
+
+
+def copy_rows(to: np.ndarray, source: np.ndarray) -> None:
+    """Copy [H, n, D] rows between strided views of one dtype, outside the interpreter lock; rows must be contiguous."""
+    if to.shape != source.shape or to.dtype != source.dtype or to.ndim != 3:
+        raise GenaiError(
+            f"copying KV rows: found `{source.dtype.name}{list(source.shape)}`, wanted `{to.dtype.name}{list(to.shape)}`"
+        )
+    if to.size == 0:
+        return
+    itemsize = to.dtype.itemsize
+    if not to.flags.writeable or any(a.shape[2] > 1 and a.strides[2] != itemsize for a in (to, source)):
+        raise GenaiError("copying KV rows: the rows of both sides must be contiguous, and the target writable")
+    _native.copy_rows(
+        to.ctypes.data, to.strides[0], to.strides[1],
+        source.ctypes.data, source.strides[0], source.strides[1],
+        to.shape[0], to.shape[1], to.shape[2] * itemsize,
+    )  # fmt: skip
+
+
+class CpuRecording:
+    """Native steps in order, with host steps between them: (first, last) ranges of the program, or callables."""
+
+    def __init__(self, program: Any) -> None:
+        self._program = program
+        self._segments: list[Callable[[], None] | tuple[int, int]] = []
+        self._kept: list[Tensor | None] = []  # buffers live as long as the steps that hold their addresses
+
+    def call(
+        self, kernel: str, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None], attrs: dict[str, Any]
+    ) -> None:
+        """Check, run and record one kernel call."""
+        with _told():
+            native_in, native_out = [_native_of(t) for t in inputs], [_native_of(t) for t in outputs]
+            step = self._program.add(kernel, native_in, native_out, attrs)
+            self._program.run(step, step + 1)
+        self._kept += [*inputs, *outputs]
+        last = self._segments[-1] if self._segments else None
+        if isinstance(last, tuple):
+            self._segments[-1] = (last[0], step + 1)
+        else:
+            self._segments.append((step, step + 1))
+
+    def host(self, function: Callable[[], None]) -> None:
+        """Run and record a host step."""
+        function()
+        self._segments.append(function)
+
+    def replay(self) -> None:
+        """Run everything again."""
+        with _told():
+            for segment in self._segments:
+                if isinstance(segment, tuple):
+                    self._program.run(*segment)
+                else:
+                    segment()
+
+    def profile(self, on: bool = True) -> None:
+        """Measure every native step from now on (about 50 ns a step)."""
+        self._program.profile(on)
+
+    def times(self) -> dict[str, tuple[int, float]]:
+        """Kernel -> (calls, seconds) while profiling."""
+        totals: dict[str, tuple[int, float]] = {}
+        for name, calls, ns in self._program.times:
+            before = totals.get(name, (0, 0.0))
+            totals[name] = (before[0] + calls, before[1] + ns * 1e-9)
+        return totals
+
+
+def num_cores() -> int:
+    """Physical cores this process may use, as far as the kernel tells; hyperthreads only slow decoding down."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    cores = {_core_of(cpu) for cpu in allowed}
+    return max(1, len(cores))
+
+
+def _core_of(cpu: int) -> str:
+    try:
+        with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") as file:
+            return file.read().strip()
+    except OSError:
+        return str(cpu)
+
+
+class CpuBackend:
+    """Implements `backends.base.Backend`. One sequence; not thread-safe."""
+
+    name = "cpu"
+
+    def __init__(self, *, threads: int | None = None, isa: str | None = None) -> None:
+        supported = _native.isas()
+        if isa is not None and isa not in supported:
+            raise GenaiError(
+                f"instruction set `{isa}` was asked for, this machine and build have " + ", ".join(f"`{i}`" for i in supported),
+                hint="unset GENAI_ISA",
+            )
+        if threads is not None and threads < 1:
+            raise GenaiError(f"`{threads}` threads were asked for, wanted at least 1")
+        self.isa: str = isa or supported[-1]
+        self.threads = threads or num_cores()
+        self.description = f"cpu:{self.isa}"
+        self._pool = _native.ThreadPool(self.threads)
+        self._state = _native.State()
+        self._slots: list[CpuKvSlot] = []
+
+    def kernels(self) -> list[str]:
+        """Names of the kernels compiled for this instruction set."""
+        return list(_native.kernels(self.isa))
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Tensor:
+        """Uninitialised, 64-byte aligned."""
+        tensor = Tensor(0, tuple(shape), np.dtype(dtype))
+        tensor.owner = memory = _aligned(tensor.nbytes)
+        tensor.address = memory.ctypes.data
+        return tensor
+
+    def constant(self, array: np.ndarray) -> Tensor:
+        """The array's own memory when it is C-contiguous, wherever it lies (mapped files align nothing)."""
+        array = np.ascontiguousarray(array).reshape(array.shape)
+        return Tensor(array.ctypes.data, array.shape, array.dtype, array)
+
+    def upload(self, tensor: Tensor, array: np.ndarray) -> None:
+        """Overwrite the tensor's values; shapes and dtypes must be the same."""
+        if array.shape != tensor.shape or array.dtype != tensor.dtype:
+            raise GenaiError(
+                f"upload: found `{array.dtype.name}{list(array.shape)}`, wanted `{tensor.dtype.name}{list(tensor.shape)}`"
+            )
+        _view(tensor)[...] = array
+
+    def download(self, tensor: Tensor) -> np.ndarray:
+        """A copy of the values."""
+        return _view(tensor).copy()
+
+    def view(self, tensor: Tensor) -> np.ndarray:
+        """The values in place, until the next step overwrites them."""
+        return _view(tensor)
+
+    def record(self) -> CpuRecording:
+        """A new recording, on this backend's threads and state."""
+        return CpuRecording(_native.Program(self.isa, self._pool, self._state))
+
+    def kv_slot(self, num_heads: int, head_dim: int, dtype: np.dtype) -> CpuKvSlot:
+        """A capacity buffer for one component; all slots share one capacity."""
+        dtype = np.dtype(dtype)
+        with _told():
+            index = self._state.add_slot(num_heads, head_dim, dtype.name)
+        slot = CpuKvSlot(index, num_heads, head_dim, dtype, _kv_buffer(num_heads, 0, head_dim, dtype))
+        self._slots.append(slot)
+        if self.capacity:
+            self._commit([slot], [_kv_buffer(num_heads, self.capacity, head_dim, dtype)])
+        return slot
+
+    @property
+    def capacity(self) -> int:
+        """Tokens the slots hold without growing."""
+        return max((slot.capacity for slot in self._slots), default=0)
+
+    def reserve(self, capacity: int) -> None:
+        """Grow every slot to hold `capacity` tokens, keeping the first past_len rows of every head; all or nothing."""
+        grown = max((slot for slot in self._slots), key=lambda slot: slot.capacity, default=None)
+        if grown is None or capacity <= min(slot.capacity for slot in self._slots):
+            return
+        bucket = FIRST_CAPACITY
+        while bucket < capacity:
+            bucket *= 2
+        try:
+            buffers = [_kv_buffer(slot.num_heads, bucket, slot.head_dim, slot.dtype) for slot in self._slots]
+        except MemoryError as error:
+            raise GenaiError(f"no memory for the KV of `{bucket}` tokens", hint="ask for fewer tokens") from error
+        kept = self._state.past_len
+        for slot, buffer in zip(self._slots, buffers, strict=True):
+            copy_rows(buffer[:, :kept], slot.buffer[:, :kept])
+        self._commit(self._slots, buffers)
+
+    def _commit(self, slots: Sequence[CpuKvSlot], buffers: Sequence[np.ndarray]) -> None:
+        for slot, buffer in zip(slots, buffers, strict=True):
+            slot.buffer = buffer
+            self._state.set_slot(slot.index, buffer.ctypes.data, buffer.shape[1])
+
+    @property
+    def past_len(self) -> int:
+        """Tokens whose KV is valid."""
+        return int(self._state.past_len)
+
+    def set_past_len(self, past_len: int) -> None:
+        """Where the next step's tokens go."""
+        if past_len < 0 or (self._slots and past_len > self.capacity):
+            raise GenaiError(f"past length `{past_len}` was asked for, the KV buffers hold `{self.capacity}`")
+        self._state.past_len = past_len
+
+    def kv_view(self, slot: KvSlot, start: int, stop: int) -> np.ndarray:
+        """Rows [H_kv, stop-start, D], a strided view valid until the slots grow."""
+        own = self._slots[slot.index]
+        if not 0 <= start <= stop <= own.capacity:
+            raise GenaiError(f"KV rows `{start}:{stop}` were asked for, the buffer holds `{own.capacity}`")
+        return own.buffer[:, start:stop]
+
+    def kv_write(self, slot: KvSlot, rows: np.ndarray) -> None:
+        """Seed positions [0, n) of a slot from rows [H_kv, n, D]."""
+        own = self._slots[slot.index]
+        if rows.ndim == 3 and rows.shape[1] > own.capacity:
+            raise GenaiError(f"`{rows.shape[1]}` KV rows were given, the buffer holds `{own.capacity}`")
+        copy_rows(own.buffer[:, : rows.shape[1]], rows)
+
+    def synchronize(self) -> None:
+        """Native calls return when they are done."""
+
+
+def _kv_buffer(num_heads: int, capacity: int, head_dim: int, dtype: np.dtype) -> np.ndarray:
+    nbytes = num_heads * capacity * head_dim * dtype.itemsize
+    return _aligned(nbytes).view(dtype).reshape(num_heads, capacity, head_dim)

@@ -1,0 +1,45 @@
+#include "program.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "isa.h"
+
+namespace genai {
+
+Program::Program(std::string isa, std::shared_ptr<ThreadPool> pool, std::shared_ptr<State> state)
+    : isa_(std::move(isa)), pool_(std::move(pool)), state_(std::move(state)) {
+  auto isas = supported_isas();
+  if (std::find(isas.begin(), isas.end(), isa_) == isas.end()) {
+    throw std::invalid_argument("instruction set `" + isa_ + "` is not supported here");
+  }
+}
+
+size_t Program::add(const std::string& kernel, Args args) {
+  Factory factory = find_kernel(isa_, kernel);
+  if (!factory) throw std::invalid_argument(kernel + ": no such kernel for `" + isa_ + "`");
+  try {
+    steps_.push_back(factory(args));
+  } catch (const std::exception& error) {
+    throw std::invalid_argument(kernel + ": " + error.what());
+  }
+  times_.push_back({kernel});
+  return steps_.size() - 1;
+}
+
+void Program::run(size_t first, size_t last) {
+  if (last > steps_.size() || first > last) throw std::out_of_range("no such step");
+  Context context{*pool_, *state_};
+  for (size_t i = first; i < last; ++i) {
+    if (!profiling_) {
+      steps_[i](context);
+      continue;
+    }
+    auto start = std::chrono::steady_clock::now();
+    steps_[i](context);
+    times_[i].ns += std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count();
+    times_[i].calls += 1;
+  }
+}
+
+}  // namespace genai
