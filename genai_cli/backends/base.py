@@ -17,6 +17,7 @@ class Tensor:
     shape: tuple[int, ...]
     dtype: np.dtype
     owner: object = None
+    host: np.ndarray | None = None  # the value, where it is known while recording (axes, shapes, small constants)
 
     @property
     def nbytes(self) -> int:
@@ -66,8 +67,16 @@ class Backend(Protocol):
         """A tensor for a weight: on the CPU a view of the mapped file, on a device one upload."""
         ...
 
+    def alias(self, tensor: Tensor, shape: tuple[int, ...], dtype: np.dtype, offset: int = 0) -> Tensor:
+        """The same memory from byte `offset` on, seen with another shape and dtype; never larger than `tensor`."""
+        ...
+
     def upload(self, tensor: Tensor, array: np.ndarray) -> None: ...
     def download(self, tensor: Tensor) -> np.ndarray: ...
+    def view(self, tensor: Tensor) -> np.ndarray:
+        """Read-only values until the next step: on the CPU in place, on a device a download."""
+        ...
+
     def record(self) -> Recording: ...
     def kv_slot(self, num_heads: int, head_dim: int, dtype: np.dtype) -> KvSlot: ...
     def reserve(self, capacity: int) -> None:
@@ -79,7 +88,8 @@ class Backend(Protocol):
         """Rows [H_kv, stop-start, D]; on the CPU a strided view, on a device a packed copy through pinned memory."""
         ...
 
-    def kv_write(self, slot: KvSlot, rows: np.ndarray) -> None:
-        """Seed positions [0, n) of a slot from rows [H_kv, n, D]."""
+    def kv_write(self, slot: KvSlot, rows: np.ndarray, start: int = 0) -> None:
+        """Write positions [start, start + n) of a slot from rows [H_kv, n, D]."""
         ...
+
     def synchronize(self) -> None: ...

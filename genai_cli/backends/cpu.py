@@ -182,6 +182,17 @@ class CpuBackend:
         array = np.ascontiguousarray(array).reshape(array.shape)
         return Tensor(array.ctypes.data, array.shape, array.dtype, array)
 
+    def alias(self, tensor: Tensor, shape: tuple[int, ...], dtype: np.dtype, offset: int = 0) -> Tensor:
+        """The same memory from byte `offset` on, seen with another shape and dtype."""
+        seen = Tensor(tensor.address + offset, tuple(shape), np.dtype(dtype))
+        if offset + seen.nbytes > tensor.nbytes:
+            raise GenaiError(f"a view of {seen.nbytes} bytes at {offset} was asked for, the tensor has {tensor.nbytes}")
+        owner = tensor.owner
+        if not isinstance(owner, np.ndarray):
+            raise GenaiError(f"tensor `{tensor.dtype.name}{list(tensor.shape)}` is not this backend's")
+        seen.owner = owner.reshape(-1).view(np.uint8)[offset : offset + seen.nbytes]
+        return seen
+
     def upload(self, tensor: Tensor, array: np.ndarray) -> None:
         """Overwrite the tensor's values; shapes and dtypes must be the same."""
         if array.shape != tensor.shape or array.dtype != tensor.dtype:
@@ -258,12 +269,12 @@ class CpuBackend:
             raise GenaiError(f"KV rows `{start}:{stop}` were asked for, the buffer holds `{own.capacity}`")
         return own.buffer[:, start:stop]
 
-    def kv_write(self, slot: KvSlot, rows: np.ndarray) -> None:
-        """Seed positions [0, n) of a slot from rows [H_kv, n, D]."""
+    def kv_write(self, slot: KvSlot, rows: np.ndarray, start: int = 0) -> None:
+        """Write positions [start, start + n) of a slot from rows [H_kv, n, D]."""
         own = self._slots[slot.index]
-        if rows.ndim == 3 and rows.shape[1] > own.capacity:
-            raise GenaiError(f"`{rows.shape[1]}` KV rows were given, the buffer holds `{own.capacity}`")
-        copy_rows(own.buffer[:, : rows.shape[1]], rows)
+        if rows.ndim == 3 and start + rows.shape[1] > own.capacity:
+            raise GenaiError(f"KV rows up to `{start + rows.shape[1]}` were given, the buffer holds `{own.capacity}`")
+        copy_rows(own.buffer[:, start : start + rows.shape[1]], rows)
 
     def synchronize(self) -> None:
         """Native calls return when they are done."""

@@ -143,11 +143,8 @@ def _caches(
 
 
 def _kind(name: str) -> KvKind | None:
-    words = re.split(r"[._]", name)
-    if "key" in words and "conv" not in words:
-        # "past_key_values.3.value" holds both words: the last one tells
-        return "value" if words[-1] == "value" else "key"
-    return "value" if "value" in words else None
+    words = re.split(r"[._]", name.removeprefix("past_key_values"))
+    return "key" if "key" in words else "value" if "value" in words else None
 
 
 def _state(value: ValueInfo, present: str) -> StateBinding:
