@@ -48,7 +48,7 @@ class OpDef:
     infer: Infer | None = None
     kernels: dict[str, KernelRule] = field(default_factory=dict)  # "cpu", "cuda"
     raw: bool = False  # True: the reference wants 16-bit inputs as they are (copies, casts, bit ops)
-    like: Like = 0  # the input whose dtype an output takes (or one for each); None: as the reference made it
+    like: Like = 0  # the input whose dtype an output takes (or one each; input 0 if missing); None: as made
     host_inputs: tuple[int, ...] = ()  # axes, shape, repeats: their values decide shapes, `infer` wants the arrays
 
     @property
@@ -156,6 +156,8 @@ def _round(
     if array is None:
         return None
     source = opdef.dtype_source(index)
-    wanted = inputs[source] if source is not None and source < len(inputs) else None
-    dtype = np.asarray(array).dtype if wanted is None else wanted.dtype
+    if source is None:
+        return np.asarray(array, order="C")
+    wanted = inputs[source] if source < len(inputs) else None
+    dtype = inputs[0].dtype if wanted is None else wanted.dtype  # type: ignore[union-attr]  # input 0 is never optional then
     return np.asarray(array, dtype=dtype, order="C")
