@@ -85,7 +85,7 @@ def _onnx_attention(node: Node, kv: KvMap) -> Node | None:
 
 def _from_onnx(node: Node, k: str, v: str, slots: dict[str, int], assumes: dict[str, str]) -> Node | None:
     source = node.attrs
-    if source.get("qk_matmul_output_mode", 0) or len(node.outputs) > 3 and node.outputs[3]:
+    if source.get("qk_matmul_output_mode", 0) or (len(node.outputs) > 3 and node.outputs[3]):
         return None
     attrs: dict[str, Any] = slots | {
         "num_heads": source["q_num_heads"],

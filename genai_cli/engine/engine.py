@@ -1,0 +1,216 @@
+"""The engine: a plan on a backend, stepped token by token. Recordings are kept per T and replayed."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+
+from genai_cli.backends.base import Backend, Recording, Tensor
+from genai_cli.engine.arena import Arena
+from genai_cli.engine.feeds import dynamic, known_inputs, past_inputs, step_inputs
+from genai_cli.engine.plan import Plan
+from genai_cli.engine.trace import Constants, StaleRecording, Tracer
+from genai_cli.engine.values import Cached, Dynamic, Static, Value
+from genai_cli.errors import GenaiError
+
+KEPT_RECORDINGS = 8  # prefill lengths come and go; T = 1 is used at every token and stays by itself
+Key = tuple[int, str, tuple[bool, ...]]  # T, kind of step, branches taken
+
+
+@dataclass
+class Recorded:
+    """A replayable step: its inputs, its recording, where its logits and taps are."""
+
+    inputs: dict[str, Tensor]
+    recording: Recording
+    outputs: dict[str, Tensor | np.ndarray]
+
+
+@dataclass
+class Counters:
+    """How steps were run; tests see here that replay really happened."""
+
+    recorded: int = 0
+    replayed: int = 0
+    invalidated: int = 0
+
+
+class Engine:
+    """One sequence on one backend. Not thread-safe."""
+
+    def __init__(self, plan: Plan, backend: Backend) -> None:
+        self.plan, self.backend = plan, backend
+        self.counters = Counters()
+        self.length = 0
+        self.slots = [backend.kv_slot(b.num_heads, b.head_dim, b.dtype) for b in plan.io.kv]
+        self._states = {state.past: self._zeros(state.shape, state.dtype) for state in plan.io.states}
+        self._constants = Constants(backend)
+        self._arena = Arena(backend)
+        self._recordings: OrderedDict[Key, Recorded] = OrderedDict()
+        self.taps: tuple[str, ...] = ()
+
+    def _zeros(self, shape: tuple[int, ...], dtype: np.dtype) -> Tensor:
+        tensor = self.backend.empty(shape, dtype)
+        self.backend.upload(tensor, np.zeros(shape, dtype))
+        return tensor
+
+    def reset(self) -> None:
+        """Length 0, states zeroed."""
+        self.length = 0
+        for tensor in self._states.values():
+            self.backend.upload(tensor, np.zeros(tensor.shape, tensor.dtype))
+
+    def tap(self, names: tuple[str, ...]) -> None:
+        """Keep these intermediate values readable after each step (`tapped`). Drops all recordings."""
+        self.taps = names
+        self.counters.invalidated += len(self._recordings)
+        self._recordings.clear()
+
+    def step(self, ids: np.ndarray, embeds: np.ndarray | None, kind: str) -> dict[str, np.ndarray]:
+        """Feed T tokens; returns f32-readable logits under the plan's name (unless kind is "none") and all taps.
+
+        A failure leaves length and states as they were (KV rows past `length` are never read)."""
+        num_new = len(ids) if embeds is None else embeds.shape[-2]
+        kind = "all" if num_new == 1 and kind == "last" else kind
+        self.backend.reserve(self.length + num_new)
+        self.backend.set_past_len(self.length)
+        key = (num_new, kind, self.plan.guard(num_new, self.length))
+        recorded = self._replay(key, ids, embeds) if key in self._recordings else None
+        if recorded is None:
+            recorded = self._record(key, ids, embeds)
+        self.backend.synchronize()
+        self.length += num_new
+        return {name: self._read(value) for name, value in recorded.outputs.items()}
+
+    def _read(self, value: Tensor | np.ndarray) -> np.ndarray:
+        return value if isinstance(value, np.ndarray) else self.backend.download(value)
+
+    def _replay(self, key: Key, ids: np.ndarray, embeds: np.ndarray | None) -> Recorded | None:
+        recorded = self._recordings[key]
+        self._recordings.move_to_end(key)
+        self._upload(recorded.inputs, ids, embeds)
+        try:
+            recorded.recording.replay()
+        except StaleRecording:
+            self.counters.invalidated += 1
+            del self._recordings[key]
+            return None
+        self.counters.replayed += 1
+        return recorded
+
+    def _record(self, key: Key, ids: np.ndarray, embeds: np.ndarray | None) -> Recorded:
+        num_new, kind, _ = key
+        plan, io = self.plan, self.plan.io
+        width = 0 if embeds is None else embeds.shape[-1]
+        inputs = step_inputs(plan.graph, io, self.backend, num_new, width)
+        self._upload(inputs, ids, embeds)
+        env: dict[str, Value] = dynamic(inputs | self._states)
+        env |= known_inputs(plan.graph, io, num_new, self.length) | past_inputs(io, self.length)
+        wanted = [*self.taps] if kind == "none" else [io.logits, *self.taps]
+        presents = [binding.present for binding in io.kv] + [state.present for state in io.states]
+        self._arena.restart()
+        recording = self.backend.record()
+        tracer = Tracer(
+            self.backend, recording, self._arena, self._constants, plan.graph.initializers, self.slots, env,
+            self.length, frozenset([*wanted, *presents]),
+        )  # fmt: skip
+        tracer.run(plan.nodes[kind])
+        self._store_presents(tracer)
+        self._carry_states(tracer, recording)
+        self.counters.recorded += 1
+        recorded = Recorded(inputs, recording, {name: _output(tracer, name) for name in wanted})
+        if not tracer.one_shot:
+            self._keep(key, recorded)
+        return recorded
+
+    def _keep(self, key: Key, recorded: Recorded) -> None:
+        self._recordings[key] = recorded
+        long = [kept for kept in self._recordings if kept[0] > 1]
+        for kept in long[: max(0, len(long) - KEPT_RECORDINGS)]:
+            del self._recordings[kept]
+
+    def _upload(self, tensors: dict[str, Tensor], ids: np.ndarray, embeds: np.ndarray | None) -> None:
+        io = self.plan.io
+        for name, tensor in tensors.items():
+            if name == io.input_ids:
+                value = ids.reshape(1, -1)
+            elif name == io.inputs_embeds:
+                if embeds is None:
+                    raise GenaiError("this decoder reads `inputs_embeds`; give embeddings, not ids")
+                value = embeds.reshape(tensor.shape)
+            else:
+                value = np.broadcast_to(np.arange(self.length, self.length + tensor.shape[-1]), tensor.shape)
+            self.backend.upload(tensor, np.ascontiguousarray(value, tensor.dtype))
+
+    def _store_presents(self, tracer: Tracer) -> None:
+        """Present KV that the graph computed by itself (no attention op owned the slot) goes into its slot."""
+        for slot, binding in zip(self.slots, self.plan.io.kv, strict=True):
+            value = tracer.value(binding.present)
+            if isinstance(value, Cached):
+                continue
+            tracer.one_shot = True
+            array = value.array if isinstance(value, Static) else self.backend.view(value.tensor)
+            if binding.axes == "BSM":
+                array = array.reshape(1, -1, binding.num_heads, binding.head_dim).transpose(0, 2, 1, 3)
+            stop = self.length + self._num_new(tracer)
+            rows = array[0, :, self.length : stop] if array.shape[2] >= stop else array[0]
+            self.backend.kv_write(slot, np.ascontiguousarray(rows), self.length)
+
+    def _num_new(self, tracer: Tracer) -> int:
+        io = self.plan.io
+        value = tracer.value(io.input_ids or io.inputs_embeds or "")
+        assert isinstance(value, Dynamic)
+        return value.tensor.shape[1]
+
+    def _carry_states(self, tracer: Tracer, recording: Recording) -> None:
+        for state in self.plan.io.states:
+            made = tracer.value(state.present)
+            if not isinstance(made, Dynamic):
+                raise GenaiError(f"state `{state.present}` is not computed from the input")
+            recording.host(_copy(self.backend, self._states[state.past], made.tensor))
+
+    # -- KV and state, for the runner --------------------------------------------------------------------------------
+
+    def snapshot(self) -> list[np.ndarray]:
+        """Copies of all states, in graph order."""
+        return [self.backend.download(self._states[state.past]) for state in self.plan.io.states]
+
+    def restore(self, states: list[np.ndarray]) -> None:
+        """Overwrite all states."""
+        if len(states) != len(self._states):
+            raise GenaiError(f"{len(states)} states were given, the model has {len(self._states)}")
+        for state, array in zip(self.plan.io.states, states, strict=True):
+            self.backend.upload(self._states[state.past], np.ascontiguousarray(array, state.dtype))
+
+    def kv_rows(self, start: int, stop: int) -> list[np.ndarray]:
+        """Rows [H_kv, stop - start, D] per component, in layout order."""
+        if not 0 <= start <= stop <= self.length:
+            raise GenaiError(f"KV rows {start}..{stop} were asked for, {self.length} are held")
+        self.backend.synchronize()
+        return [self.backend.kv_view(slot, start, stop) for slot in self.slots]
+
+    def seed(self, rows: list[np.ndarray]) -> None:
+        """Positions [0, n) of every slot from rows; the caller checked shapes."""
+        self.length = 0
+        self.backend.set_past_len(0)
+        num_tokens = rows[0].shape[1]
+        self.backend.reserve(num_tokens)
+        for slot, array in zip(self.slots, rows, strict=True):
+            self.backend.kv_write(slot, array)
+        self.length = num_tokens
+        self.backend.set_past_len(num_tokens)
+
+
+def _copy(backend: Backend, to: Tensor, source: Tensor):  # type: ignore[no-untyped-def]
+    return lambda: backend.upload(to, backend.view(source))
+
+
+def _output(tracer: Tracer, name: str) -> Tensor | np.ndarray:
+    value = tracer.value(name)
+    if isinstance(value, Dynamic):
+        return value.tensor
+    if isinstance(value, Static):
+        return value.array
+    raise GenaiError(f"output `{name}` lies in a KV slot; read it with `kv_rows`")
