@@ -78,21 +78,24 @@ def _skip_infer(inputs: Inputs, attrs: Attrs) -> list[Spec]:
     return [spec(inputs[0]), stats, stats, spec(inputs[0])]
 
 
-def _sum(input: Array, skip: Array, bias: Array | None) -> Array:
-    return input + skip if bias is None else input + skip + bias
+def _sum(input: Array, skip: Array, bias: Array | None) -> tuple[Array, Array]:
+    """The sum in the input's dtype, and the same values widened: rounded before the norm, as separate nodes would."""
+    total = input.astype(F32) + skip.astype(F32)
+    rounded = (total if bias is None else total + bias.astype(F32)).astype(input.dtype)
+    return rounded, rounded.astype(F32)
 
 
-@op(domain="com.microsoft", infer=_skip_infer, like=(0, None, None, 0))
+@op(domain="com.microsoft", infer=_skip_infer, like=(0, None, None, 0), raw=True)
 def SkipSimplifiedLayerNormalization(
     input: Array, skip: Array, gamma: Array, bias: Array | None = None, *, epsilon: float = 1e-12
 ) -> tuple[Array, Array | None, Array, Array]:
     """Outputs: normed, mean (an RMS norm has none), 1 / root, the sum."""
-    total = _sum(input, skip, bias)
-    y, inverse = rms(total, epsilon)
-    return y * gamma, None, inverse.astype(F32), total
+    total, wide = _sum(input, skip, bias)
+    y, inverse = rms(wide, epsilon)
+    return y * gamma.astype(F32), None, inverse, total
 
 
-@op(domain="com.microsoft", infer=_skip_infer, like=(0, None, None, 0))
+@op(domain="com.microsoft", infer=_skip_infer, like=(0, None, None, 0), raw=True)
 def SkipLayerNormalization(
     input: Array,
     skip: Array,
@@ -102,10 +105,10 @@ def SkipLayerNormalization(
     *,
     epsilon: float = 1e-12,
 ) -> tuple[Array, Array, Array, Array]:
-    total = _sum(input, skip, bias)
-    y, mean, inverse = standardize(total, epsilon)
-    y = y * gamma if beta is None else y * gamma + beta
-    return y, mean.astype(F32), inverse.astype(F32), total
+    total, wide = _sum(input, skip, bias)
+    y, mean, inverse = standardize(wide, epsilon)
+    y = y * gamma.astype(F32)
+    return y if beta is None else y + beta.astype(F32), mean, inverse, total
 
 
 @op(domain="com.microsoft", like=(2, 0, 2))
