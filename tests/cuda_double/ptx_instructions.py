@@ -1,4 +1,4 @@
-"""PTX instructions as C++ statements. An instruction that is not known raises Unknown: it traps, by name, when it runs."""
+"""PTX instructions as C++ statements. One that is not known raises Unknown: it traps, by name, when it runs."""
 
 from __future__ import annotations
 
@@ -270,34 +270,35 @@ def _funnel(f: Function, i: Instruction) -> str:
     return f.write(i.args[0], "b32", f"funnel({low}, {high}, {by}, {'true' if i.modifiers[0] == 'r' else 'false'})")
 
 
-@handles("bfe", "bfi", "brev", "prmt", "lop3", "popc", "clz", "dp4a")
-def _bits(f: Function, i: Instruction) -> str:
-    target, args = i.args[0], i.args[1:]
-    if i.root in ("prmt", "lop3"):
-        name = "permute" if i.root == "prmt" else "lop3"
-        return f.write(target, "b32", f"{name}({', '.join(f.read(a, 'u32') for a in args)})")
-    if i.root == "dp4a":
-        signs = ["s8" if m == "s32" else "u8" for m in i.types]
-        return f.write(
-            target,
-            "s32",
-            f"dot4<{signs[0]}, {signs[-1]}>({f.read(args[0], 'u32')}, {f.read(args[1], 'u32')}, {f.read(args[2], 's32')})",
-        )
-    c = ctype(i.type)
-    x = f.read(args[0], i.type)
-    if i.root == "bfe":
-        return f.write(target, i.type, f"extract<{c}>({x}, {f.read(args[1], 'u32')}, {f.read(args[2], 'u32')})")
-    if i.root == "bfi":
-        return f.write(
-            target,
-            i.type,
-            f"insert<{c}>({x}, {f.read(args[1], i.type)}, {f.read(args[2], 'u32')}, {f.read(args[3], 'u32')})",
-        )
+@handles("prmt", "lop3")
+def _bytes(f: Function, i: Instruction) -> str:
+    name = "permute" if i.root == "prmt" else "lop3"
+    return f.write(i.args[0], "b32", f"{name}({', '.join(f.read(arg, 'u32') for arg in i.args[1:])})")
+
+
+@handles("dp4a")
+def _dot4(f: Function, i: Instruction) -> str:
+    signs = ["s8" if m == "s32" else "u8" for m in i.types]
+    a, b, total = f.read(i.args[1], "u32"), f.read(i.args[2], "u32"), f.read(i.args[3], "s32")
+    return f.write(i.args[0], "s32", f"dot4<{signs[0]}, {signs[-1]}>({a}, {b}, {total})")
+
+
+@handles("bfe", "bfi")
+def _bit_field(f: Function, i: Instruction) -> str:
+    name = "extract" if i.root == "bfe" else "insert"
+    values = [f.read(arg, i.type) for arg in i.args[1:-2]]
+    place = [f.read(arg, "u32") for arg in i.args[-2:]]
+    return f.write(i.args[0], i.type, f"{name}<{ctype(i.type)}>({', '.join(values + place)})")
+
+
+@handles("brev", "popc", "clz")
+def _count_bits(f: Function, i: Instruction) -> str:
+    x, width = f.read(i.args[1], i.type), SIZES[i.type] * 8
     if i.root == "brev":
-        return f.write(target, i.type, f"reverse_bits<{c}>({x})")
+        return f.write(i.args[0], i.type, f"reverse_bits<{ctype(i.type)}>({x})")
     if i.root == "popc":
-        return f.write(target, "u32", f"__builtin_popcountll((u64){x})")
-    return f.write(target, "u32", f"{x} ? __builtin_clzll((u64){x}) - (64 - {SIZES[i.type] * 8}) : {SIZES[i.type] * 8}")
+        return f.write(i.args[0], "u32", f"__builtin_popcountll((u64){x})")
+    return f.write(i.args[0], "u32", f"{x} ? __builtin_clzll((u64){x}) - {64 - width} : {width}")
 
 
 @handles("mov")
@@ -396,9 +397,15 @@ def _convert(f: Function, i: Instruction) -> str:
 
 
 MATH = {
-    "sqrt": "std::sqrt({})", "rsqrt": "1 / std::sqrt({})", "rcp": "1 / ({})", "ex2": "std::exp2({})", "lg2": "std::log2({})",
-    "sin": "std::sin({})", "cos": "std::cos({})", "tanh": "std::tanh({})",
-}  # fmt: skip
+    "sqrt": "std::sqrt({})",
+    "rsqrt": "1 / std::sqrt({})",
+    "rcp": "1 / ({})",
+    "ex2": "std::exp2({})",
+    "lg2": "std::log2({})",
+    "sin": "std::sin({})",
+    "cos": "std::cos({})",
+    "tanh": "std::tanh({})",
+}
 
 
 @handles(*MATH)
