@@ -34,12 +34,10 @@ def resident_rows(length: int, capacity: int, window: int) -> int:
 
 
 def _store(new: Array, past: Array | None, start: int, keep: int, capacity: int) -> tuple[Array, Array]:
-    """A row [H, T, D] after `start` rows of the past: all in order, and the buffer with the last `keep` of them."""
+    """A row [H, T, D] after `start` rows of the past: all in order, and a buffer of the last `keep`, then 0."""
     before = new[:, :0] if past is None else past[:, :start]
     full = np.concatenate((before, new), 1)
-    present = np.zeros((new.shape[0], capacity, new.shape[2]), new.dtype)
-    if past is not None and capacity >= past.shape[1]:
-        present[:, : past.shape[1]] = past
+    present: Array = np.zeros((new.shape[0], capacity, new.shape[2]), new.dtype)
     present[:, :keep] = full[:, full.shape[1] - keep :]
     return full, present
 

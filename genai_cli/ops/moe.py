@@ -9,7 +9,7 @@ import numpy as np
 
 from genai_cli.errors import GenaiError
 from genai_cli.ops.infer import same
-from genai_cli.ops.quant import dequantize_blocks, quantize_rows
+from genai_cli.ops.quant import dequantize_blocks, quantize_rows, unpack_bits
 from genai_cli.ops.reduce import TopK, softmax
 from genai_cli.ops.registry import op
 from genai_cli.ops.unary import Sigmoid, erf_gelu
@@ -149,6 +149,7 @@ def _quantized(
     """One expert's linear layer over packed weights [E, N, K * bits / 8]; without blocks a row is one block."""
     if weights is None or scales is None:
         return None
+    int8 = block_size > 0 and (int8 or bits == 8)
 
     def linear(rows: Array, expert: int) -> Array:
         n, k = weights.shape[1], weights.shape[2] * 8 // bits
@@ -165,8 +166,6 @@ def _quantized(
 
 
 def _unpack_rows(packed: Array, bits: int, n: int) -> Array:
-    from genai_cli.ops.quant import unpack_bits
-
     return unpack_bits(packed.reshape(1, -1), bits, n).reshape(n, 1).astype(np.float32)
 
 
@@ -210,10 +209,14 @@ def QMoE(
     use_sparse_mixer: int = 0,
     weights_prepacked: int = -1,
 ) -> Array:
-    """MoE over block- or row-quantized integer weights."""
+    """MoE over block- or row-quantized integer weights.
+
+    As ORT's CPU kernel has it: mixing weights are the softmax over the k chosen experts, whatever
+    normalize_routing_weights says, and 8-bit blocks take int8 activations at every accuracy level.
+    """
     if quant_type != "int" or use_sparse_mixer or weights_prepacked > 0:
         raise GenaiError("`QMoE`: only quant_type `int`, plain weights and no sparse mixer are supported")
-    chosen, mix = route(router_probs, k, bool(normalize_routing_weights), router_weights)
+    chosen, mix = route(router_probs, k, router_weights is None or bool(normalize_routing_weights), router_weights)
     parts = (
         (fc1_experts_weights, fc1_scales, fc1_zero_points, fc1_experts_bias, fc1_expert_weight_bits),
         (fc2_experts_weights, fc2_scales, fc2_zero_points, fc2_experts_bias, fc2_expert_weight_bits),

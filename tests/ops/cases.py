@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -33,7 +34,10 @@ class Case:
     outputs: tuple[bool, ...] = (True,)  # which outputs the node has
     expected: tuple[Array | None, ...] | None = None  # the judge's answer, when it is known without running anything
     id: str = ""
-    rtol: float = 1e-3  # ONNX backend tests' own
+    constants: tuple[int, ...] = ()  # inputs that are weights: initializers for the judge, so that they are prepacked
+    judged_as: Case | None = None  # an equal case the judge can run, where it cannot run this one
+    unspecified: tuple[tuple[int, Any], ...] = ()  # (output, index): elements that may hold anything
+    rtol: float = 1e-3  # of ONNX's own cases
     atol: float = 1e-7
 
     @property
@@ -47,6 +51,15 @@ def reference(case: Case) -> list[Array | None]:
     made = run_reference(case.opdef, case.inputs, case.attrs, len(case.outputs))
     padded = [*made, *[None] * len(case.outputs)]
     return [array if wanted else None for array, wanted in zip(padded, case.outputs, strict=False)]
+
+
+def specified(case: Case, outputs: Sequence[Array | None]) -> list[Array | None]:
+    """The outputs with every unspecified element set to 0."""
+    made = [None if a is None else a.copy() for a in outputs]
+    for output, index in case.unspecified:
+        if (array := made[output]) is not None:
+            array[index] = 0
+    return made
 
 
 def _attribute(proto: AttributeProto) -> Any:
@@ -77,8 +90,8 @@ def _from_model(test: Any, inputs: list[Any], outputs: list[Any], number: int) -
         tuple(bool(name) for name in node.output),
         tuple(wanted.get(name) for name in node.output),
         test.name + (f"[{number}]" if number else ""),
-        test.rtol,
-        test.atol,
+        rtol=test.rtol,
+        atol=test.atol,
     )
 
 

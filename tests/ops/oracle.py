@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from cases import Array, Case
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from genai_cli.ops.dtypes import ONNX_DTYPES, is_16_bit
 
@@ -18,7 +19,7 @@ AI_ONNX = 21  # what the contrib ops are given beside them; any ORT of the last 
 
 
 def model_of(case: Case, output_kinds: list[int]) -> onnx.ModelProto:
-    """A model of one node; input and output shapes are left open."""
+    """A model of one node; weights are initializers."""
     names = [f"x{i}" if array is not None else "" for i, array in enumerate(case.inputs)]
     outs = [f"y{i}" if wanted else "" for i, wanted in enumerate(case.outputs)]
     attrs = {name: value for name, value in case.attrs.items() if value is not None}
@@ -27,11 +28,12 @@ def model_of(case: Case, output_kinds: list[int]) -> onnx.ModelProto:
         [node],
         "one_node",
         [
-            helper.make_tensor_value_info(name, CODES[array.dtype], [f"{name}_{j}" for j in range(array.ndim)])
-            for name, array in zip(names, case.inputs, strict=True)
-            if array is not None
+            helper.make_tensor_value_info(names[i], CODES[array.dtype], array.shape)
+            for i, array in enumerate(case.inputs)
+            if array is not None and i not in case.constants
         ],
         [helper.make_tensor_value_info(n, kind, None) for n, kind in zip(outs, output_kinds, strict=True) if n],
+        [numpy_helper.from_array(case.inputs[i], names[i]) for i in case.constants if case.inputs[i] is not None],
     )
     opsets = [helper.make_opsetid("", case.opset if not case.domain else AI_ONNX)]
     if case.domain:
@@ -50,11 +52,13 @@ def options() -> ort.SessionOptions:
 
 
 def run_ort(case: Case, output_dtypes: list[Any]) -> list[Array | None]:
-    """ORT's outputs, in the node's order. Constants are given as inputs, so no weight is prepacked."""
+    """ORT's outputs, in the node's order."""
     kinds = [CODES[np.dtype(kind)] for kind in output_dtypes]
     model = model_of(case, kinds)
     session = ort.InferenceSession(model.SerializeToString(), options(), providers=["CPUExecutionProvider"])
-    feeds = {f"x{i}": np.ascontiguousarray(a) for i, a in enumerate(case.inputs) if a is not None}
+    feeds = {
+        f"x{i}": np.ascontiguousarray(a) for i, a in enumerate(case.inputs) if a is not None and i not in case.constants
+    }
     found = iter(session.run(None, feeds))
     return [next(found) if wanted else None for wanted in case.outputs]
 
@@ -62,12 +66,12 @@ def run_ort(case: Case, output_dtypes: list[Any]) -> list[Array | None]:
 def widened(case: Case) -> Case:
     """The same case in f32: what judges 16-bit cases (ORT has no bf16 kernels and rounds f16 differently)."""
     inputs = tuple(a.astype(np.float32) if a is not None and is_16_bit(a.dtype) else a for a in case.inputs)
-    return Case(case.op, case.domain, case.opset, inputs, case.attrs, case.outputs, None, case.id)
+    return replace(case, inputs=inputs)
 
 
 def judge(case: Case, outputs: list[Array | None]) -> list[Array | None]:
     """ORT's answer to the widened case, rounded to the dtypes of `outputs` (the code under test's)."""
-    wide = widened(case)
+    wide = widened(case.judged_as or case)
     kinds = [np.float32 if o is None or is_16_bit(o.dtype) else o.dtype for o in outputs]
     found = run_ort(wide, kinds)
     return [

@@ -47,7 +47,8 @@ def limit_of(op: str, dtype: Any, attrs: dict[str, Any]) -> Limit:
     """The limit for one output."""
     rtol, atol, nmse = SOURCES[np.dtype(dtype).name]
     if op in ("MatMulNBits", "QMoE") and dtype == np.float32:
-        return Limit(1e-4, 1e-5, INT8_NMSE if attrs.get("accuracy_level") == 4 else QUANTIZED_NMSE)
+        int8 = attrs.get("accuracy_level") == 4 or (attrs.get("expert_weight_bits") == 8 and attrs.get("block_size"))
+        return Limit(1e-4, 1e-5, INT8_NMSE if int8 else QUANTIZED_NMSE)
     return Limit(rtol, atol, nmse if op in SUMMING else None)
 
 
