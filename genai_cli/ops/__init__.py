@@ -7,6 +7,7 @@ from genai_cli.ops import (  # noqa: F401  (imported to register)
     elementwise,
     gather,
     group_query_attention,
+    internal,
     kernels,
     matmul,
     moe,

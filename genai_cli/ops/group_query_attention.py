@@ -118,7 +118,7 @@ def GroupQueryAttention(
     held = 0 if past_key is None else past_key.shape[2]
     capacity = held if sliding_window_cache else max(held, total)
     window = local_window_size if local_window_size > 0 else capacity
-    sink = _sink(head_sink, smooth_softmax, q.dtype)
+    sink = sinks(head_sink, smooth_softmax, q.dtype)
     outputs, present_k, present_v = [], [], []
     for b, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
         evicts = bool(sliding_window_cache)
@@ -148,7 +148,7 @@ def _positions(starts: Array, new: int, position_ids: Array | None, limit: int) 
     return np.minimum(starts[:, None] + np.arange(new), limit - 1)
 
 
-def _sink(head_sink: Array | None, smooth_softmax: int, kind: Any) -> Array | None:
+def sinks(head_sink: Array | None, smooth_softmax: int, kind: Any) -> Array | None:
     """[1, H, 1, 1] extra scores; smooth softmax is a sink of 0."""
     if head_sink is not None:
         return head_sink.reshape(1, -1, 1, 1).astype(kind)

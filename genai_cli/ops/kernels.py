@@ -5,7 +5,7 @@ Nothing here is a fallback order: a rule that does not accept gives its reason, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -70,12 +70,19 @@ def only(name: str, *allowed: Any) -> Check:
     return check
 
 
+def both(*checks: Check) -> Check:
+    """All checks, the first reason."""
+
+    def check(inputs: Inputs, attrs: Attrs) -> str | None:
+        return next((reason for one in checks if (reason := one(inputs, attrs))), None)
+
+    return check
+
+
 def rule(backend: str, op_types: str, *checks: Check, domain: str = "", since: int = 0, kernel: str = "") -> None:
     """Every version (from `since` on) of the ops has a kernel, under the op's name, for inputs that pass all checks."""
 
-    def accepts(inputs: Sequence[Any], attrs: dict[str, Any]) -> str | None:
-        return next((reason for check in checks if (reason := check(inputs, attrs))), None)
-
+    accepts = both(*checks)
     for op_type in op_types.split():
         found = [entry for entry in versions(op_type, domain) if entry.since >= since]
         if not found:
@@ -86,6 +93,7 @@ def rule(backend: str, op_types: str, *checks: Check, domain: str = "", since: i
 
 MS = "com.microsoft"
 FLOAT = kinds(FLOATS)
+FLOAT_OR_MASK = both(kinds(FLOATS, 0, 1, 2, 3, 4, 7, 8, 9), kinds(INDICES, 5), kinds(FLOATS | BOOL, 6))
 
 rule("cpu", "Add Sub Mul Div Min Max Mod", count(2), kinds(NUMBERS), alike())
 rule("cpu", "Pow", kinds(NUMBERS))
@@ -101,4 +109,5 @@ rule("cpu", "Gather", kinds(ALL, 0), kinds(INDICES, 1))
 rule("cpu", "SimplifiedLayerNormalization RMSNormalization LayerNormalization", FLOAT)
 rule("cpu", "SimplifiedLayerNormalization", FLOAT, domain=MS)
 rule("cpu", "SkipSimplifiedLayerNormalization SkipLayerNormalization", FLOAT, alike(), domain=MS)
+rule("cpu", "Attention", FLOAT_OR_MASK, domain="genai", kernel="genai.Attention")
 rule("cpu", "LpNormalization", FLOAT, only("p", 1, 2))

@@ -75,7 +75,14 @@ def MatMulInteger(a: Array, b: Array, a_zero_point: Array | None = None, b_zero_
     return np.matmul(_centred(a, a_zero_point, True), _centred(b, b_zero_point, False), dtype=np.int32)
 
 
-@op(domain="com.microsoft")
+def _fused_infer(inputs: Inputs, attrs: Attrs) -> list[Spec]:
+    a, b = shape(inputs[0]), shape(inputs[1])
+    left = (*a[:-2], a[-1], a[-2]) if attrs.get("transA", 0) and len(a) > 1 else a
+    right = (*b[:-2], b[-1], b[-2]) if attrs.get("transB", 0) and len(b) > 1 else b
+    return [(matmul_shape(left, right), dtype(inputs[0]))]
+
+
+@op(domain="com.microsoft", infer=_fused_infer)
 def FusedMatMul(
     a: Array,
     b: Array,
