@@ -93,10 +93,16 @@ def rule(backend: str, op_types: str, *checks: Check, domain: str = "", since: i
 
 MS = "com.microsoft"
 FLOAT = kinds(FLOATS)
+ALIKE = alike()
 FLOAT_OR_MASK = both(kinds(FLOATS, 0, 1, 2, 3, 4, 7, 8, 9), kinds(INDICES, 5), kinds(FLOATS | BOOL, 6))
 
 rule("cpu", "Add Sub Mul Div Min Max Mod", count(2), kinds(NUMBERS), alike())
-rule("cpu", "Pow", kinds(NUMBERS))
+rule(
+    "cpu",
+    "Pow",
+    kinds(NUMBERS),
+    lambda inputs, attrs: None if FLOAT(inputs[:1], attrs) is None else ALIKE(inputs, attrs),
+)
 rule("cpu", "Equal Less LessOrEqual Greater GreaterOrEqual", kinds(NUMBERS | BOOL), alike())
 rule("cpu", "And Or Xor Not", kinds(BOOL))
 rule("cpu", "Neg Abs Relu Sign", kinds(NUMBERS))

@@ -128,3 +128,71 @@ def as_float(array: Array) -> Array:
     if array.dtype.kind == "V" or array.dtype.name in vars(ml_dtypes):
         return array.astype(np.float32).astype(np.float64)
     return array.astype(np.float64)
+
+
+GUARD = 64  # bytes of pattern on each side of an output
+PATTERN = 0xA5
+
+
+def accepted(case: Case, backend: Any) -> bool:
+    """Whether the backend has a kernel that takes this case."""
+    opdef = case.opdef
+    rule = None if opdef is None else opdef.kernels.get(backend.name)
+    return rule is not None and rule.accepts(_known(case), case.attrs) is None
+
+
+def _known(case: Case) -> list[Any]:
+    """Inputs as the engine tells them: host inputs and constants by value, others by shape and dtype."""
+    assert case.opdef is not None
+    by_value = {*case.opdef.host_inputs, *case.constants}
+    return [a if a is None or i in by_value else (a.shape, a.dtype) for i, a in enumerate(case.inputs)]
+
+
+def run_kernel(case: Case, backend: Any, times: int = 2) -> list[Array | None]:
+    """The kernel's answer, with checks that hold for every op: it writes all of its outputs and nothing beside them,
+    leaves its inputs alone, and gives the same bits when it is replayed."""
+    opdef = case.opdef
+    assert opdef is not None
+    assert opdef.infer is not None
+    attrs = dict(case.attrs)
+    if "num_node_outputs" in opdef.attributes:
+        attrs["num_node_outputs"] = len(case.outputs)
+    specs = opdef.infer(_known(case), attrs)
+    if case.op in ("MatMul", "Gemm"):  # the engine says whether B is a weight
+        attrs["constant_b"] = int(1 in case.constants)
+    arrays = [None if a is None else np.ascontiguousarray(a).reshape(a.shape) for a in case.inputs]
+    inputs = [None if a is None else backend.constant(a) for a in arrays]
+    for i, array in enumerate(arrays):
+        if array is not None and (i in opdef.host_inputs or i in case.constants):
+            inputs[i].host = array
+    before = [None if a is None else a.tobytes() for a in arrays]
+    guarded = [_guarded(backend, *spec) if wanted else None for spec, wanted in zip(specs, case.outputs, strict=False)]
+    outputs = [None if pair is None else pair[1] for pair in guarded]
+    recording = backend.record()
+    recording.call(opdef.kernels[backend.name].name, inputs, outputs, attrs)
+    first = [None if t is None else backend.download(t) for t in outputs]
+    for _ in range(times - 1):
+        recording.replay()
+    again = [None if t is None else backend.download(t) for t in outputs]
+    _check_guards(backend, guarded)
+    for one, two in zip(first, again, strict=True):
+        assert (one is None and two is None) or one.tobytes() == two.tobytes(), "a replay gave other bits"
+    for array, old in zip(arrays, before, strict=True):
+        assert array is None or array.tobytes() == old, "the kernel wrote to an input"
+    return [*first, *[None] * (len(case.outputs) - len(first))]
+
+
+def _guarded(backend: Any, shape: tuple[int, ...], dtype: Any) -> tuple[Any, Any]:
+    """A buffer of guard bytes, and the output in its middle, filled with the pattern too."""
+    size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    whole = backend.empty((size + 2 * GUARD,), np.dtype(np.uint8))
+    backend.upload(whole, np.full(size + 2 * GUARD, PATTERN, np.uint8))
+    return whole, backend.alias(whole, shape, np.dtype(dtype), GUARD)
+
+
+def _check_guards(backend: Any, guarded: Sequence[tuple[Any, Any] | None]) -> None:
+    for pair in guarded:
+        if pair is not None:
+            content = backend.download(pair[0])
+            assert (content[:GUARD] == PATTERN).all(), "the kernel wrote before its output"
+            assert (content[-GUARD:] == PATTERN).all(), "the kernel wrote behind its output"

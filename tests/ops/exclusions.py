@@ -12,3 +12,5 @@ REFERENCE = {
     "test_batchnorm_example_training_mode": TRAINING,
     "test_batchnorm_epsilon_training_mode": TRAINING,
 }
+
+KERNELS: dict[str, str] = {}

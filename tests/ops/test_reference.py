@@ -10,6 +10,7 @@ from cases import Array, Case, node_cases, reference, specified
 from contrib import contrib_cases
 from exclusions import REFERENCE
 from oracle import judge
+from standard import standard_cases
 from tolerance import difference, of_onnx
 
 from genai_cli.errors import GenaiError
@@ -55,7 +56,7 @@ def infer_failure(case: Case, opdef: OpDef, outputs: list[Array | None]) -> str 
 
 
 ONNX = by_op(node_cases())
-CONTRIB = by_op(contrib_cases())
+CONTRIB = by_op((*contrib_cases(), *standard_cases()))
 
 
 @pytest.mark.parametrize("key", ONNX)
@@ -65,7 +66,7 @@ def test_onnx_cases(key: str) -> None:
 
 
 @pytest.mark.parametrize("key", CONTRIB)
-def test_contrib_cases(key: str) -> None:
+def test_judged_cases(key: str) -> None:
     failed = {}
     for case in CONTRIB[key]:
         outputs = reference(case)
