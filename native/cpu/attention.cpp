@@ -80,33 +80,34 @@ void dot_rows(const float* q, int64_t num_rows, const float* k, int64_t k_stride
 
 // scores[row][j] = q[row] . key[j] for n keys of one head.
 template <class T>
-void score_keys(const float* q, int64_t num_rows, const T* keys, int64_t head_dim, int64_t n, float* scores) {
+void score_keys(const float* q, int64_t num_rows, const T* keys, int64_t stride, int64_t head_dim, int64_t n, float* scores) {
   int64_t width = padded(head_dim);
   bool direct = std::is_same_v<T, float> && width == head_dim && reinterpret_cast<uintptr_t>(keys) % alignof(float) == 0;
   float* packed = direct ? nullptr : scratch<float, KeyMemory>(kKeys * width);
   if (packed) std::fill(packed, packed + kKeys * width, 0.0f);
   for (int64_t j = 0; j < n; j += kKeys) {
     int64_t count = std::min<int64_t>(kKeys, n - j);
-    const float* block = reinterpret_cast<const float*>(keys + j * head_dim);
+    const float* block = reinterpret_cast<const float*>(keys + j * stride);
     for (int64_t i = 0; packed && i < count; ++i) {
       if constexpr (std::is_same_v<T, float>) {
-        std::memcpy(packed + i * width, keys + (j + i) * head_dim, head_dim * sizeof(float));
+        std::memcpy(packed + i * width, keys + (j + i) * stride, head_dim * sizeof(float));
       } else {
-        widen(keys + (j + i) * head_dim, packed + i * width, head_dim);
+        widen(keys + (j + i) * stride, packed + i * width, head_dim);
       }
     }
     if (packed) block = packed;
+    int64_t apart = packed ? width : stride;
     if (count == kKeys) {
-      dot_rows<kKeys>(q, num_rows, block, width, width, scores + j);
+      dot_rows<kKeys>(q, num_rows, block, apart, width, scores + j);
     } else {
-      for (int64_t i = 0; i < count; ++i) dot_rows<1>(q, num_rows, block + i * width, width, width, scores + j + i);
+      for (int64_t i = 0; i < count; ++i) dot_rows<1>(q, num_rows, block + i * apart, apart, width, scores + j + i);
     }
   }
 }
 
 // values[i][:] += weights[i][j] * value[j][:] for keys [begin, end), one after the other.
 template <int R, int C, class T>
-void weigh_block(const float* weights, Span keys, const T* value, int64_t value_dim, int64_t part, float* values, int64_t stride) {
+void weigh_block(const float* weights, Span keys, const T* value, int64_t value_stride, int64_t part, float* values, int64_t stride) {
   v16 sums[R][C];
   for (int i = 0; i < R; ++i) {
     for (int c = 0; c < C; ++c) sums[i][c] = load(values + i * stride + c * kLanes);
@@ -114,7 +115,7 @@ void weigh_block(const float* weights, Span keys, const T* value, int64_t value_
   for (int64_t j = keys.begin; j < keys.end; ++j) {
     v16 row[C];
     for (int c = 0; c < C; ++c) {
-      row[c] = part ? load_part(value + j * value_dim + c * kLanes, part) : load(value + j * value_dim + c * kLanes);
+      row[c] = part ? load_part(value + j * value_stride + c * kLanes, part) : load(value + j * value_stride + c * kLanes);
     }
     for (int i = 0; i < R; ++i) {
       v16 weight = all(weights[i * kSplit + j]);
@@ -127,14 +128,14 @@ void weigh_block(const float* weights, Span keys, const T* value, int64_t value_
 }
 
 template <int R, class T>
-void weigh_rows(const float* weights, Span keys, const T* value, int64_t value_dim, float* values) {
+void weigh_rows(const float* weights, Span keys, const T* value, int64_t value_stride, int64_t value_dim, float* values) {
   int64_t stride = padded(value_dim), d = 0;
   for (; d + kKeys * kLanes <= value_dim; d += kKeys * kLanes) {
-    weigh_block<R, kKeys>(weights, keys, value + d, value_dim, 0, values + d, stride);
+    weigh_block<R, kKeys>(weights, keys, value + d, value_stride, 0, values + d, stride);
   }
   for (; d < value_dim; d += kLanes) {
     int64_t part = std::min(kLanes, value_dim - d);
-    weigh_block<R, 1>(weights, keys, value + d, value_dim, part == kLanes ? 0 : part, values + d, stride);
+    weigh_block<R, 1>(weights, keys, value + d, value_stride, part == kLanes ? 0 : part, values + d, stride);
   }
 }
 
@@ -145,8 +146,8 @@ class Worker {
 
   Span span(int64_t token) const {
     int64_t position = past_len_ + token;
-    int64_t end = a_.causal ? std::min(kv_.num_keys, position + 1) : kv_.num_keys;
-    return {a_.window > 0 ? std::min(end, std::max<int64_t>(0, position - a_.window + 1)) : 0, end};
+    int64_t end = a_.right < 0 ? kv_.num_keys : std::clamp<int64_t>(position + a_.right + 1, 0, kv_.num_keys);
+    return {a_.left < 0 ? 0 : std::clamp<int64_t>(position - a_.left, 0, end), end};
   }
 
   // All keys of a tile, written to the output.
@@ -212,7 +213,7 @@ class Worker {
   }
 
   void attend_split(const Tile& tile, int64_t split, const float* queries, float* scores, Partial* partials) const {
-    switch (kv_.dtype) {
+    switch (kv_.key.dtype) {
       case DType::f16: return attend_typed<half_t>(tile, split, queries, scores, partials);
       case DType::bf16: return attend_typed<bfloat_t>(tile, split, queries, scores, partials);
       default: return attend_typed<float>(tile, split, queries, scores, partials);
@@ -225,16 +226,17 @@ class Worker {
     Span all_keys = keys_of(tile);
     Span keys{std::max(all_keys.begin, start), std::min(all_keys.end, start + kSplit)};
     if (keys.begin >= keys.end) return;
-    const T* key = static_cast<const T*>(kv_.key) + tile.kv_head * kv_.key_head_stride;
-    const T* value = static_cast<const T*>(kv_.value) + tile.kv_head * kv_.value_head_stride;
-    score_keys(queries, rows, key + keys.begin * a_.head_dim, a_.head_dim, keys.end - keys.begin, scores + keys.begin - start);
+    const T* key = static_cast<const T*>(kv_.key.data) + tile.kv_head * kv_.key.head_stride;
+    const T* value = static_cast<const T*>(kv_.value.data) + tile.kv_head * kv_.value.head_stride;
+    score_keys(queries, rows, key + keys.begin * kv_.key.token_stride, kv_.key.token_stride, a_.head_dim,
+               keys.end - keys.begin, scores + keys.begin - start);
     Span spans[kTileRows];
     for (int64_t row = 0; row < rows; ++row) {
       Span seen = span(tile.token(row));
       spans[row] = {std::clamp<int64_t>(seen.begin - start, 0, kSplit), std::clamp<int64_t>(seen.end - start, 0, kSplit)};
       weigh_scores(tile, row, start, spans[row], scores + row * kSplit, partials[row]);
     }
-    value += start * a_.value_dim;
+    value += start * kv_.value.token_stride;
     int64_t row = 0;
     for (; row + kRows <= rows; row += kRows) add_values<kRows>(scores + row * kSplit, spans + row, value, partials[row].values);
     for (; row < rows; ++row) add_values<1>(scores + row * kSplit, spans + row, value, partials[row].values);
@@ -249,12 +251,12 @@ class Worker {
     bool overlap = shared.begin < shared.end;
     for (int i = 0; i < R; ++i) {
       Span before{spans[i].begin, overlap ? shared.begin : spans[i].end};
-      weigh_rows<1>(weights + i * kSplit, before, value, a_.value_dim, values + i * width);
+      weigh_rows<1>(weights + i * kSplit, before, value, kv_.value.token_stride, a_.value_dim, values + i * width);
     }
     if (!overlap) return;
-    weigh_rows<R>(weights, shared, value, a_.value_dim, values);
+    weigh_rows<R>(weights, shared, value, kv_.value.token_stride, a_.value_dim, values);
     for (int i = 0; i < R; ++i) {
-      weigh_rows<1>(weights + i * kSplit, {shared.end, spans[i].end}, value, a_.value_dim, values + i * width);
+      weigh_rows<1>(weights + i * kSplit, {shared.end, spans[i].end}, value, kv_.value.token_stride, a_.value_dim, values + i * width);
     }
   }
 
@@ -331,22 +333,23 @@ HeadRows head_rows(const Tensor& tensor, int64_t num_heads, int64_t head_dim, in
   return rows;
 }
 
-ScoreBias score_bias(const Tensor& tensor, int64_t num_heads, int64_t num_tokens) {
+ScoreBias score_bias(const Tensor& tensor, int64_t batch, int64_t num_heads, int64_t num_tokens) {
   if (!tensor) return {};
   if (tensor.dtype != DType::boolean) want_float(tensor, "attention bias");
   Shape shape = tensor.shape;
   if (shape.size() > 4) refuse("the attention bias is " + describe(tensor) + ", wanted at most 4 dimensions");
   shape.insert(shape.begin(), 4 - shape.size(), 1);
   auto fits = [](int64_t dim, int64_t wanted) { return dim == 1 || dim == wanted; };
-  if (shape[0] != 1 || !fits(shape[1], num_heads) || !fits(shape[2], num_tokens)) {
-    refuse("the attention bias is " + describe(tensor) + ", wanted [1, " + std::to_string(num_heads) + ", " +
-           std::to_string(num_tokens) + ", S] or ones");
+  if (!fits(shape[0], batch) || !fits(shape[1], num_heads) || !fits(shape[2], num_tokens)) {
+    refuse("the attention bias is " + describe(tensor) + ", wanted " + describe({batch, num_heads, num_tokens}) +
+           " and keys, or ones");
   }
   ScoreBias bias{tensor};
   bias.num_keys = shape[3];
   bias.key_stride = shape[3] == 1 ? 0 : 1;
   bias.token_stride = shape[2] == 1 ? 0 : shape[3];
   bias.head_stride = shape[1] == 1 ? 0 : shape[2] * shape[3];
+  bias.batch_stride = shape[0] == 1 ? 0 : shape[1] * shape[2] * shape[3];
   return bias;
 }
 

@@ -24,18 +24,15 @@ HeadRows head_rows(const Tensor& tensor, int64_t num_heads, int64_t head_dim, in
 // Added to the scores; bool: false masks. Strides are 0 where the tensor broadcasts.
 struct ScoreBias {
   Tensor tensor;  // missing: none
-  int64_t head_stride = 0, token_stride = 0, key_stride = 0;
+  int64_t batch_stride = 0, head_stride = 0, token_stride = 0, key_stride = 0;
   int64_t num_keys = 0;  // 1 when it broadcasts over keys
 };
 
-ScoreBias score_bias(const Tensor& tensor, int64_t num_heads, int64_t num_tokens);
+ScoreBias score_bias(const Tensor& tensor, int64_t batch, int64_t num_heads, int64_t num_tokens);
 
-// Keys and values of one sequence: [H_kv, capacity, D], only the first num_keys rows of a head are ever read.
+// Keys and values of one sequence, in one dtype; only the first num_keys rows of a head are ever read.
 struct KeyValue {
-  const void* key = nullptr;
-  const void* value = nullptr;
-  DType dtype = DType::f32;
-  int64_t key_head_stride = 0, value_head_stride = 0;  // in elements
+  HeadRows key, value;
   int64_t num_keys = 0;
 };
 
@@ -55,8 +52,7 @@ struct RowTransform {
 struct Attention {
   int64_t num_tokens = 0, num_heads = 0, kv_num_heads = 0, head_dim = 0, value_dim = 0;
   float scale = 1, softcap = 0;
-  int64_t window = -1;  // keys a query sees, itself included; -1: all
-  bool causal = true;
+  int64_t left = -1, right = 0;  // keys a query sees before and after its own position; -1: all
   bool bias_before_softcap = false;
   bool smooth = false;  // one more key of score 0 and value 0
   Tensor sink;          // [H]: that key's score per head

@@ -30,6 +30,8 @@ const KvBuffer& slot_at(const State& state, int64_t index, int64_t num_heads, in
   return slot;
 }
 
+HeadRows rows_of(const KvBuffer& slot) { return {slot.data, slot.dtype, slot.head_dim, slot.capacity * slot.head_dim}; }
+
 void append_row(const KvBuffer& slot, int64_t head, int64_t position, const float* row) {
   write_block(slot.data, slot.dtype, (head * slot.capacity + position) * slot.head_dim, slot.head_dim, row);
 }
@@ -60,7 +62,7 @@ void run(const SlotAttention& self, Context& context) {
                                 " keys, wanted " + std::to_string(total));
   }
   if (self.appends) append(context.pool, self, keys, values, past_len);
-  a.run(context.pool, {keys.data, values.data, keys.dtype, keys.capacity * a.head_dim, values.capacity * a.value_dim, total}, past_len);
+  a.run(context.pool, {rows_of(keys), rows_of(values), total}, past_len);
 }
 
 // Tokens in [1, T, width] or [1, heads, T, dim]; checks batch and rank.
@@ -167,14 +169,15 @@ Step make_attention(const Args& args) {
   a.transform.norm = vector_input(args, 8, a.head_dim, "q_norm_weight");
   self.key_transform.norm = vector_input(args, 9, a.head_dim, "k_norm_weight");
   a.transform.epsilon = self.key_transform.epsilon = args.real("qk_norm_epsilon", 1e-6);
-  a.bias = score_bias(optional_input(args, 6), a.num_heads, a.num_tokens);
+  a.bias = score_bias(optional_input(args, 6), 1, a.num_heads, a.num_tokens);
   a.sink = vector_input(args, 7, a.num_heads, "head_sink");
   a.smooth = args.integer("smooth_softmax", 0) == 1;
   double scale = args.real("scale", 0);
   a.scale = scale != 0 ? static_cast<float>(scale) : static_cast<float>(1.0 / std::sqrt(static_cast<double>(a.head_dim)));
   a.softcap = static_cast<float>(args.real("softcap", 0));
-  a.window = args.integer("local_window_size", -1);
-  a.causal = args.integer("is_causal", 1) != 0;
+  int64_t window = args.integer("local_window_size", -1);
+  a.left = window > 0 ? window - 1 : -1;
+  a.right = args.integer("is_causal", 1) ? 0 : -1;
   a.bias_before_softcap = args.integer("bias_before_softcap", 0) != 0;
   self.key_slot = args.integer("key_slot", -1);
   self.value_slot = args.integer("value_slot", -1);
