@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from genai_cli.ops.dtypes import BFLOAT16, FLOAT16, ONNX_DTYPES, SMALL_FLOAT, SMALL_INT, DType
-from genai_cli.ops.infer import Attrs, Inputs, dtype
+from genai_cli.ops.infer import Attrs, Inputs, dtype, optional, shape
 from genai_cli.ops.registry import KernelRule, versions
 
 Check = Callable[[Inputs, Attrs], str | None]
@@ -115,5 +115,15 @@ rule("cpu", "Gather", kinds(ALL, 0), kinds(INDICES, 1))
 rule("cpu", "SimplifiedLayerNormalization RMSNormalization LayerNormalization", FLOAT)
 rule("cpu", "SimplifiedLayerNormalization", FLOAT, domain=MS)
 rule("cpu", "SkipSimplifiedLayerNormalization SkipLayerNormalization", FLOAT, alike(), domain=MS)
-rule("cpu", "Attention", FLOAT_OR_MASK, domain="genai", kernel="genai.Attention")
+
+
+def _one_length(inputs: Inputs, attrs: Attrs) -> str | None:
+    """Slots hold the past, so there are as many new keys as queries."""
+    q, k = (optional(inputs, i) for i in range(2))
+    if q is None or k is None or shape(q)[-2] == shape(k)[-2]:
+        return None
+    return f"{shape(q)[-2]} queries and {shape(k)[-2]} new keys, the kernel wants as many"
+
+
+rule("cpu", "Attention", FLOAT_OR_MASK, _one_length, domain="genai", kernel="genai.Attention")
 rule("cpu", "LpNormalization", FLOAT, only("p", 1, 2))
