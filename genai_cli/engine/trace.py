@@ -199,6 +199,8 @@ class Tracer:
         knowns = [known(value) for value in operands]
         rule = opdef.kernels.get(self.backend.name)
         refusal = f"no {self.backend.name} kernel" if rule is None else rule.accepts(knowns, attrs)
+        if rule is not None and rule.num_outputs is not None and any(self._read(node.outputs[rule.num_outputs :])):
+            refusal = f"the kernel makes only {rule.num_outputs} of the outputs that are read"
         if rule is not None and refusal is None and opdef.infer is not None:
             self._kernel(node, rule.name, opdef, operands, knowns, attrs, baked)
         else:
@@ -213,6 +215,9 @@ class Tracer:
         outputs = [self._new(name, spec, tainted) if name else None for name, spec in self._wanted(node, specs)]
         inputs = [self._tensor(name, value) for name, value in zip(node.inputs, operands, strict=True)]
         self.recording.call(kernel, inputs, outputs, attrs)
+
+    def _read(self, names: list[str]) -> list[bool]:
+        return [bool(name) and (name in self._last_use or name in self.keep) for name in names]
 
     def _wanted(self, node: Node, specs: list[Spec]) -> list[tuple[str, Spec]]:
         """Outputs with their specs; an output nobody reads gets no memory."""

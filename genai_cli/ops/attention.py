@@ -108,6 +108,7 @@ def _attention_infer(inputs: Inputs, attrs: Attrs) -> list[Spec]:
     return [(y, kind), ((b, h_kv, s, d), dtype(inputs[1])), ((b, h_kv, s, d_v), kind_v), ((b, h, t, s), kind)]
 
 
+@op(name="AttentionDense", domain="genai", infer=_attention_infer, like=(0, 1, 2, 0))
 @op(since=23, infer=_attention_infer, like=(0, 1, 2, 0))
 def Attention(
     q: Array,

@@ -12,11 +12,13 @@ import numpy as np
 
 from genai_cli.errors import GenaiError
 from genai_cli.ops.attention import allowed, as_bias, attend, merge_heads, split_heads
+from genai_cli.ops.dtypes import is_16_bit
 from genai_cli.ops.group_query_attention import sinks, unpack
-from genai_cli.ops.infer import Attrs, Inputs, dtype, optional, shape
+from genai_cli.ops.infer import Attrs, Inputs, dtype, optional, same, shape
 from genai_cli.ops.norms import rms
 from genai_cli.ops.registry import Spec, op
 from genai_cli.ops.rotary import rotate
+from genai_cli.ops.unary import Sigmoid
 
 Array = np.ndarray[Any, Any]
 DOMAIN = "genai"
@@ -99,6 +101,18 @@ def slot_Attention(
     done = attend(queries, keys, content, hidden, scale=scale or 1 / math.sqrt(queries.shape[3]), softcap=softcap,
                   sink=sinks(head_sink, smooth_softmax, queries.dtype))  # fmt: skip
     return (done.output if q.ndim == 4 else merge_heads(done.output)), keys, content
+
+
+@op(domain=DOMAIN, infer=same, raw=True)
+def SiluMul(gate: Array, up: Array) -> Array:
+    """gate * sigmoid(gate) * up, rounded after the sigmoid and after each product."""
+    kind, g = gate.dtype, _wide(gate)
+    activated = _wide(g * _wide(Sigmoid(g).astype(kind))).astype(kind)
+    return (_wide(activated) * _wide(up)).astype(kind)
+
+
+def _wide(x: Array) -> Array:
+    return x.astype(np.float32) if is_16_bit(x.dtype) else x
 
 
 def _heads(q: Array, k: Array | None, v: Array | None, num_heads: int, kv_num_heads: int) -> tuple[Array, Array, Array]:

@@ -10,8 +10,26 @@ from typing import Any
 
 import numpy as np
 
+from genai_cli.ops import (  # noqa: F401  (imported to register what the rules name)
+    attention,
+    cast,
+    conv,
+    elementwise,
+    gather,
+    group_query_attention,
+    internal,
+    layout,
+    matmul,
+    moe,
+    norms,
+    quant,
+    recurrent,
+    reduce,
+    rotary,
+    unary,
+)
 from genai_cli.ops.dtypes import BFLOAT16, FLOAT16, ONNX_DTYPES, SMALL_FLOAT, SMALL_INT, DType
-from genai_cli.ops.infer import Attrs, Inputs, dtype, optional, shape
+from genai_cli.ops.infer import Attrs, Inputs, axis_of, dtype, optional, shape
 from genai_cli.ops.registry import KernelRule, versions
 
 Check = Callable[[Inputs, Attrs], str | None]
@@ -79,7 +97,15 @@ def both(*checks: Check) -> Check:
     return check
 
 
-def rule(backend: str, op_types: str, *checks: Check, domain: str = "", since: int = 0, kernel: str = "") -> None:
+def rule(
+    backend: str,
+    op_types: str,
+    *checks: Check,
+    domain: str = "",
+    since: int = 0,
+    kernel: str = "",
+    num_outputs: int | None = None,
+) -> None:
     """Every version (from `since` on) of the ops has a kernel, under the op's name, for inputs that pass all checks."""
 
     accepts = both(*checks)
@@ -88,36 +114,43 @@ def rule(backend: str, op_types: str, *checks: Check, domain: str = "", since: i
         if not found:
             raise ValueError(f"a kernel rule for `{domain}::{op_type}`, which is not registered")
         for entry in found:
-            entry.kernels[backend] = KernelRule(kernel or op_type, accepts)
+            entry.kernels[backend] = KernelRule(kernel or op_type, accepts, num_outputs)
 
 
-MS = "com.microsoft"
-FLOAT = kinds(FLOATS)
-ALIKE = alike()
-FLOAT_OR_MASK = both(kinds(FLOATS, 0, 1, 2, 3, 4, 7, 8, 9), kinds(INDICES, 5), kinds(FLOATS | BOOL, 6))
+def known(*indices: int) -> Check:
+    """The inputs, where present, are read while recording: their values must be known then."""
 
-rule("cpu", "Add Sub Mul Div Min Max Mod", count(2), kinds(NUMBERS), alike())
-rule(
-    "cpu",
-    "Pow",
-    kinds(NUMBERS),
-    lambda inputs, attrs: None if FLOAT(inputs[:1], attrs) is None else ALIKE(inputs, attrs),
-)
-rule("cpu", "Equal Less LessOrEqual Greater GreaterOrEqual", kinds(NUMBERS | BOOL), alike())
-rule("cpu", "And Or Xor Not", kinds(BOOL))
-rule("cpu", "Neg Abs Relu Sign", kinds(NUMBERS))
-rule("cpu", "Clip", kinds(NUMBERS), alike())
-rule("cpu", "Sigmoid Tanh Exp Sqrt Reciprocal Log Erf Sin Cos Softplus Gelu Swish", FLOAT)
-rule("cpu", "FastGelu BiasGelu QuickGelu", FLOAT, alike(), domain=MS)
-rule("cpu", "Gelu", FLOAT, domain=MS)
-rule("cpu", "Cast", kinds(ALL), only("to", *(code for code, kind in ONNX_DTYPES.items() if kind in ALL)))
-rule("cpu", "Gather", kinds(ALL, 0), kinds(INDICES, 1))
-rule("cpu", "SimplifiedLayerNormalization RMSNormalization LayerNormalization", FLOAT)
-rule("cpu", "SimplifiedLayerNormalization", FLOAT, domain=MS)
-rule("cpu", "SkipSimplifiedLayerNormalization SkipLayerNormalization", FLOAT, alike(), domain=MS)
+    def check(inputs: Inputs, attrs: Attrs) -> str | None:
+        for i in indices:
+            if (value := optional(inputs, i)) is not None and not isinstance(value, np.ndarray):
+                return f"the value of input {i} is not known while recording"
+        return None
+
+    return check
 
 
-def _one_length(inputs: Inputs, attrs: Attrs) -> str | None:
+def missing(*indices: int) -> Check:
+    """The inputs are not given."""
+
+    def check(inputs: Inputs, attrs: Attrs) -> str | None:
+        return next((f"input {i} has no kernel" for i in indices if optional(inputs, i) is not None), None)
+
+    return check
+
+
+def pow_kinds(inputs: Inputs, attrs: Attrs) -> str | None:
+    """A float base takes any exponent; other bases one of their own dtype."""
+    return NUMBER(inputs, attrs) or (ALIKE(inputs, attrs) if FLOAT(inputs[:1], attrs) else None)
+
+
+def last_axis(inputs: Inputs, attrs: Attrs) -> str | None:
+    """Before opset 13 softmax flattens its input from `axis` (default 1) on: one axis only where that is the last."""
+    rank = len(shape(inputs[0]))
+    same = rank > 0 and axis_of(attrs.get("axis", 1), rank) == rank - 1
+    return None if same else "softmax over several axes at once (before opset 13)"
+
+
+def one_length(inputs: Inputs, attrs: Attrs) -> str | None:
     """Slots hold the past, so there are as many new keys as queries."""
     q, k = (optional(inputs, i) for i in range(2))
     if q is None or k is None or shape(q)[-2] == shape(k)[-2]:
@@ -125,5 +158,61 @@ def _one_length(inputs: Inputs, attrs: Attrs) -> str | None:
     return f"{shape(q)[-2]} queries and {shape(k)[-2]} new keys, the kernel wants as many"
 
 
-rule("cpu", "Attention", FLOAT_OR_MASK, _one_length, domain="genai", kernel="genai.Attention")
+def whole_mask(inputs: Inputs, attrs: Attrs) -> str | None:
+    """A mask has a column for every key."""
+    mask, keys = optional(inputs, 3), shape(inputs[1])[-2]
+    if mask is None or shape(mask)[-1:] in ((keys,), (1,)):
+        return None
+    return f"a mask of {shape(mask)[-1:]} columns for {keys} keys"
+
+
+MS, OURS = "com.microsoft", "genai"
+ANY, FLOAT, NUMBER, ALIKE = kinds(ALL), kinds(FLOATS), kinds(NUMBERS), alike()
+
+# elementwise
+rule("cpu", "Add Sub Mul Div Min Max Mod", count(2), NUMBER, ALIKE)
+rule("cpu", "Pow", pow_kinds)
+rule("cpu", "Equal Less LessOrEqual Greater GreaterOrEqual", kinds(NUMBERS | BOOL), ALIKE)
+rule("cpu", "And Or Xor Not", kinds(BOOL))
+rule("cpu", "Neg Abs Relu Sign", NUMBER)
+rule("cpu", "Clip", NUMBER, ALIKE)
+rule("cpu", "Sigmoid Tanh Exp Sqrt Reciprocal Log Erf Sin Cos Softplus Gelu Swish", FLOAT)
+rule("cpu", "FastGelu BiasGelu QuickGelu", FLOAT, ALIKE, domain=MS)
+rule("cpu", "Gelu", FLOAT, domain=MS)
+rule("cpu", "SiluMul", FLOAT, ALIKE, domain=OURS, kernel="genai.SiluMul")
+rule("cpu", "Cast", ANY, only("to", *(code for code, kind in ONNX_DTYPES.items() if kind in ALL)))
+
+# layout and indexing
+rule("cpu", "Identity Flatten Transpose Concat", ANY)
+rule("cpu", "Reshape Squeeze Unsqueeze Expand Tile Split Trilu", kinds(ALL, 0), known(1))
+rule("cpu", "Slice", kinds(ALL, 0), known(1, 2, 3, 4))
+rule("cpu", "Trilu", kinds(ALL, 0), known(1), domain=MS)
+rule("cpu", "Where", kinds(BOOL, 0), kinds(ALL, 1, 2), alike(1, 2))
+rule("cpu", "Gather", kinds(ALL, 0), kinds(INDICES, 1))
+
+# rows: reductions, softmax, norms
+rule("cpu", "ReduceSum ReduceMean ReduceMax ReduceMin ReduceL2 ReduceSumSquare", kinds(NUMBERS, 0), known(1))
+rule("cpu", "ArgMax ArgMin", NUMBER)
+rule("cpu", "Softmax LogSoftmax", FLOAT, last_axis)
+rule("cpu", "Softmax LogSoftmax", FLOAT, since=13)
+rule("cpu", "SimplifiedLayerNormalization RMSNormalization LayerNormalization", FLOAT)
+rule("cpu", "SimplifiedLayerNormalization", FLOAT, domain=MS)
+rule("cpu", "SkipSimplifiedLayerNormalization SkipLayerNormalization", FLOAT, ALIKE, domain=MS)
 rule("cpu", "LpNormalization", FLOAT, only("p", 1, 2))
+
+# attention
+rule("cpu", "RotaryEmbedding", kinds(FLOATS, 0, 1, 2), kinds(INDICES, 3))
+rule(
+    "cpu", "RotaryEmbedding", kinds(FLOATS, 0, 2, 3), kinds(INDICES, 1), only("scale", 1.0),
+    only("is_packed_batching", 0), domain=MS, kernel="com.microsoft.RotaryEmbedding",
+)  # fmt: skip
+DENSE = (
+    kinds(FLOATS, 0, 1, 2), kinds(FLOATS | BOOL, 3), alike(1, 2), missing(4, 5), kinds(INDICES, 6), whole_mask,
+    only("softmax_precision", 1, 10, 16),
+)  # fmt: skip
+rule("cpu", "Attention", *DENSE, num_outputs=1)
+rule("cpu", "AttentionDense", *DENSE, num_outputs=1, domain=OURS, kernel="genai.AttentionDense")
+rule(
+    "cpu", "Attention", kinds(FLOATS, 0, 1, 2, 3, 4, 7, 8, 9), kinds(INDICES, 5), kinds(FLOATS | BOOL, 6), one_length,
+    only("bias_before_softcap", 0), domain=OURS, kernel="genai.Attention",
+)  # fmt: skip

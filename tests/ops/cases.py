@@ -138,7 +138,9 @@ def accepted(case: Case, backend: Any) -> bool:
     """Whether the backend has a kernel that takes this case."""
     opdef = case.opdef
     rule = None if opdef is None else opdef.kernels.get(backend.name)
-    return rule is not None and rule.accepts(_known(case), case.attrs) is None
+    if rule is None or rule.accepts(_known(case), case.attrs) is not None:
+        return False
+    return rule.num_outputs is None or not any(case.outputs[rule.num_outputs :])
 
 
 def _known(case: Case) -> list[Any]:

@@ -9,6 +9,7 @@ import pytest
 from cases import Array, Case, accepted, node_cases, reference, run_kernel, specified
 from contrib import contrib_cases
 from exclusions import KERNELS
+from internal_cases import internal_cases
 from oracle import judge
 from standard import standard_cases
 from tolerance import difference, of_onnx
@@ -30,7 +31,7 @@ def cases_of_kernels() -> dict[str, list[Case]]:
     """Ops with a CPU kernel, and the cases the rule accepts."""
     first = backend(*CONFIGS[0])
     groups: dict[str, list[Case]] = defaultdict(list)
-    for case in (*node_cases(), *contrib_cases(), *standard_cases()):
+    for case in (*node_cases(), *contrib_cases(), *standard_cases(), *internal_cases()):
         if case.id not in KERNELS and accepted(case, first):
             assert case.opdef is not None
             groups[case.opdef.key].append(case)

@@ -9,6 +9,7 @@ import pytest
 from cases import Array, Case, node_cases, reference, specified
 from contrib import contrib_cases
 from exclusions import REFERENCE
+from internal_cases import internal_cases
 from oracle import judge
 from standard import standard_cases
 from tolerance import difference, of_onnx
@@ -28,7 +29,7 @@ def by_op(cases: tuple[Case, ...]) -> dict[str, list[Case]]:
 
 
 def onnx_failure(case: Case) -> str | None:
-    """Why the reference misses ONNX's expected outputs, or None."""
+    """Why the reference misses the outputs that came with the case, or None."""
     assert case.expected is not None
     try:
         outputs = reference(case)
@@ -55,12 +56,12 @@ def infer_failure(case: Case, opdef: OpDef, outputs: list[Array | None]) -> str 
     return f"inferred {wrong[0][0]}, found {wrong[0][1]}" if wrong else None
 
 
-ONNX = by_op(node_cases())
+ONNX = by_op((*node_cases(), *internal_cases()))
 CONTRIB = by_op((*contrib_cases(), *standard_cases()))
 
 
 @pytest.mark.parametrize("key", ONNX)
-def test_onnx_cases(key: str) -> None:
+def test_expected_cases(key: str) -> None:
     failed = {case.id: why for case in ONNX[key] if case.id not in REFERENCE and (why := onnx_failure(case))}
     assert not failed
 

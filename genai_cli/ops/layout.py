@@ -252,7 +252,12 @@ def Slice(data: Array, starts: Array, ends: Array, axes: Array | None = None, st
     return data[slices(data.shape, _axes(starts) or [], _axes(ends) or [], _axes(axes), _axes(steps))]
 
 
-@op(name="Slice", raw=True)
+def _slice_1_infer(inputs: Inputs, attrs: Attrs) -> list[Spec]:
+    dims = shape(inputs[0])
+    return [(_sliced(dims, slices(dims, attrs["starts"], attrs["ends"], attrs.get("axes"), None)), dtype(inputs[0]))]
+
+
+@op(name="Slice", raw=True, infer=_slice_1_infer)
 def Slice_1(data: Array, *, starts: list[int], ends: list[int], axes: list[int] | None = None) -> Array:
     return data[slices(data.shape, starts, ends, axes, None)]
 
@@ -308,7 +313,7 @@ def SpaceToDepth(input: Array, *, blocksize: int, mode: str = "DCR") -> Array:
     return split.reshape(b, c * s * s, h // s, w // s)
 
 
-@op(since=14, raw=True, infer=same)
+@op(since=14, raw=True, infer=same, host_inputs=(1,))
 def Trilu(input: Array, k: Array | None = None, *, upper: int = 1) -> Array:
     diagonal = 0 if k is None else int(k.reshape(-1)[0])
     rows, columns = input.shape[-2:]
@@ -317,7 +322,7 @@ def Trilu(input: Array, k: Array | None = None, *, upper: int = 1) -> Array:
     return np.where(keep, input, np.zeros((), input.dtype))
 
 
-@op(name="Trilu", domain="com.microsoft", raw=True, infer=same)
+@op(name="Trilu", domain="com.microsoft", raw=True, infer=same, host_inputs=(1,))
 def ms_Trilu(input: Array, k: Array | None = None, *, upper: int = 1) -> Array:
     return Trilu(input, k, upper=upper)
 
