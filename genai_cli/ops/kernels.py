@@ -6,6 +6,7 @@ Nothing here is a fallback order: a rule that does not accept gives its reason, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -48,17 +49,24 @@ def _names(kinds: Iterable[DType]) -> str:
     return ", ".join(sorted(kind.name for kind in kinds))
 
 
-def kinds(allowed: Kinds, *indices: int) -> Check:
-    """The inputs (all of them without indices), where present, have one of the dtypes."""
+@dataclass(frozen=True)
+class OfKind:
+    """A check: the inputs (all of them without indices), where present, have one of the dtypes."""
 
-    def check(inputs: Inputs, attrs: Attrs) -> str | None:
-        for i in indices or range(len(inputs)):
+    allowed: Kinds
+    indices: tuple[int, ...] = ()
+
+    def __call__(self, inputs: Inputs, attrs: Attrs) -> str | None:
+        for i in self.indices or range(len(inputs)):
             value = inputs[i] if i < len(inputs) else None
-            if value is not None and dtype(value) not in allowed:
-                return f"input {i} is {dtype(value).name}, the kernel has {_names(allowed)}"
+            if value is not None and dtype(value) not in self.allowed:
+                return f"input {i} is {dtype(value).name}, the kernel has {_names(self.allowed)}"
         return None
 
-    return check
+
+def kinds(allowed: Kinds, *indices: int) -> OfKind:
+    """The check that inputs have one of the dtypes."""
+    return OfKind(allowed, indices)
 
 
 def alike(*indices: int) -> Check:
@@ -106,15 +114,18 @@ def rule(
     kernel: str = "",
     num_outputs: int | None = None,
 ) -> None:
-    """Every version (from `since` on) of the ops has a kernel, under the op's name, for inputs that pass all checks."""
+    """Every version (from `since` on) of the ops has a kernel, under the op's name, for inputs that pass all checks.
 
+    The first check of dtypes says which data the kernel is for (the coverage table).
+    """
     accepts = both(*checks)
+    dtypes = next(check.allowed for check in checks if isinstance(check, OfKind))
     for op_type in op_types.split():
         found = [entry for entry in versions(op_type, domain) if entry.since >= since]
         if not found:
             raise ValueError(f"a kernel rule for `{domain}::{op_type}`, which is not registered")
         for entry in found:
-            entry.kernels[backend] = KernelRule(kernel or op_type, accepts, num_outputs)
+            entry.kernels[backend] = KernelRule(kernel or op_type, accepts, dtypes, num_outputs)
 
 
 def known(*indices: int) -> Check:
@@ -140,7 +151,7 @@ def missing(*indices: int) -> Check:
 
 def pow_kinds(inputs: Inputs, attrs: Attrs) -> str | None:
     """A float base takes any exponent; other bases one of their own dtype."""
-    return NUMBER(inputs, attrs) or (ALIKE(inputs, attrs) if FLOAT(inputs[:1], attrs) else None)
+    return ALIKE(inputs, attrs) if FLOAT(inputs[:1], attrs) else None
 
 
 def last_axis(inputs: Inputs, attrs: Attrs) -> str | None:
@@ -171,7 +182,7 @@ ANY, FLOAT, NUMBER, ALIKE = kinds(ALL), kinds(FLOATS), kinds(NUMBERS), alike()
 
 # elementwise
 rule("cpu", "Add Sub Mul Div Min Max Mod", count(2), NUMBER, ALIKE)
-rule("cpu", "Pow", pow_kinds)
+rule("cpu", "Pow", NUMBER, pow_kinds)
 rule("cpu", "Equal Less LessOrEqual Greater GreaterOrEqual", kinds(NUMBERS | BOOL), ALIKE)
 rule("cpu", "And Or Xor Not", kinds(BOOL))
 rule("cpu", "Neg Abs Relu Sign", NUMBER)
@@ -187,7 +198,7 @@ rule("cpu", "Identity Flatten Transpose Concat", ANY)
 rule("cpu", "Reshape Squeeze Unsqueeze Expand Tile Split Trilu", kinds(ALL, 0), known(1))
 rule("cpu", "Slice", kinds(ALL, 0), known(1, 2, 3, 4))
 rule("cpu", "Trilu", kinds(ALL, 0), known(1), domain=MS)
-rule("cpu", "Where", kinds(BOOL, 0), kinds(ALL, 1, 2), alike(1, 2))
+rule("cpu", "Where", kinds(ALL, 1, 2), kinds(BOOL, 0), alike(1, 2))
 rule("cpu", "Gather", kinds(ALL, 0), kinds(INDICES, 1))
 
 # rows: reductions, softmax, norms

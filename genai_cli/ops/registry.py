@@ -35,6 +35,7 @@ class KernelRule:
 
     name: str
     accepts: Callable[[Sequence[Known | None], dict[str, Any]], str | None]
+    dtypes: frozenset[np.dtype[Any]] = frozenset()  # of the data it computes on; `accepts` knows the details
     num_outputs: int | None = None  # how many of the op's outputs the kernel makes, where not all
 
 
