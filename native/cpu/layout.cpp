@@ -142,12 +142,13 @@ struct Cut {
   int64_t start, step, count;
 };
 
-// numpy's rules for start:end:step over `dim` elements.
+// numpy's rules for start:end:step over `dim` elements, but a start before the first element is the first (ONNX, ORT).
 Cut cut_of(int64_t start, int64_t end, int64_t step, int64_t dim) {
   if (step == 0) refuse("a step of Slice is 0");
+  if (dim == 0) return {0, step, 0};
   int64_t low = step > 0 ? 0 : -1, high = step > 0 ? dim : dim - 1;
   auto place = [&](int64_t index) { return std::clamp(index < 0 ? std::max(index, -dim - 1) + dim : index, low, high); };
-  start = place(start);
+  start = std::max<int64_t>(place(start), 0);
   int64_t distance = step > 0 ? place(end) - start : start - place(end);
   // Steps may be as large as INT64_MAX: nothing is added to them.
   uint64_t size = step > 0 ? step : -static_cast<uint64_t>(step);
