@@ -1,0 +1,77 @@
+// Products with f32 sums. A row's bits depend neither on the number of rows nor on the vector width: each output is summed
+// over K in the same order by the same threads.
+
+constexpr int kWarps = 8;  // K is dealt out to the warps of a block in turn
+
+template <class T, int N>
+struct alignas(sizeof(T) * N) Vector {
+  T value[N];
+};
+
+template <class T, int N>
+__device__ inline Vector<T, N> load(const T* from) {
+  return *reinterpret_cast<const Vector<T, N>*>(from);
+}
+
+// y [M, N] = alpha a b (+ beta c), b [K, N] row by row. One block: 32 * V columns, ROWS rows; a lane holds V columns.
+template <int V, int ROWS, class T>
+__global__ void columns(const T* a, const T* b, const T* c, T* y, i64 m, i64 n, i64 k, i64 a_row, i64 a_step, i64 c_row,
+                        i64 c_column, i64 a_batch, i64 b_batch, float alpha, float beta) {
+  __shared__ float partial[kWarps][kWarp * V];
+  int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  i64 column = (blockIdx.x * i64(kWarp) + lane) * V, first = i64(blockIdx.y) * ROWS;
+  a += blockIdx.z * a_batch;
+  b += blockIdx.z * b_batch;
+  y += blockIdx.z * m * n;
+  float sums[ROWS][V] = {};
+  if (column < n) {
+    for (i64 i = warp; i < k; i += kWarps) {
+      Vector<T, V> weights = load<T, V>(b + i * n + column);
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r) {
+        float value = first + r < m ? widen(a[(first + r) * a_row + i * a_step]) : 0.f;
+#pragma unroll
+        for (int v = 0; v < V; ++v) sums[r][v] += value * widen(weights.value[v]);
+      }
+    }
+  }
+  for (int r = 0; r < ROWS && first + r < m; ++r) {
+    __syncthreads();
+    for (int v = 0; v < V; ++v) partial[warp][lane * V + v] = sums[r][v];
+    __syncthreads();
+    for (int j = threadIdx.x; j < kWarp * V; j += blockDim.x) {
+      i64 at = blockIdx.x * i64(kWarp) * V + j;
+      if (at >= n) continue;
+      float total = 0.f;
+      for (int w = 0; w < kWarps; ++w) total += partial[w][j];
+      total *= alpha;
+      if (c) total += beta * widen(c[(first + r) * c_row + at * c_column]);
+      y[(first + r) * n + at] = narrow<T>(total);
+    }
+  }
+}
+
+// The same with b [N, K]: one warp a column, lanes along K, V elements a load.
+template <int V, int ROWS, class T>
+__global__ void transposed(const T* a, const T* b, const T* c, T* y, i64 m, i64 n, i64 k, i64 a_row, i64 a_step, i64 c_row,
+                           i64 c_column, float alpha, float beta) {
+  int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  i64 column = blockIdx.x * i64(kWarps) + warp, first = i64(blockIdx.y) * ROWS;
+  if (column >= n) return;
+  float sums[ROWS] = {};
+  for (i64 i = lane * V; i < k; i += kWarp * V) {
+    Vector<T, V> weights = load<T, V>(b + column * k + i);
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+      if (first + r >= m) continue;
+      const T* row = a + (first + r) * a_row + i * a_step;
+#pragma unroll
+      for (int v = 0; v < V; ++v) sums[r] += widen(row[v * a_step]) * widen(weights.value[v]);
+    }
+  }
+  for (int r = 0; r < ROWS && first + r < m; ++r) {
+    float total = warp_reduce<Plus>(sums[r]) * alpha;
+    if (c) total += beta * widen(c[(first + r) * c_row + column * c_column]);
+    if (lane == 0) y[(first + r) * n + column] = narrow<T>(total);
+  }
+}

@@ -1,0 +1,142 @@
+// Block-quantized weights: b [N, blocks, block_size * BITS / 8] bytes, low bits first, one scale (and zero) a block.
+// One warp a column of the result; a lane takes CHUNK weights with one load, so weights are read once.
+
+constexpr int kWarps = 4;
+
+template <int BYTES>
+struct alignas(BYTES) Packed {
+  unsigned word[BYTES / 4];
+};
+
+// Zero points: none (the middle), packed like the weights, or one float a block.
+template <int BITS, class Z>
+__device__ inline float zero_of(const Z* zeros, i64 column, i64 block, i64 blocks) {
+  if (!zeros) return 1 << (BITS - 1);
+  if constexpr (Same<Z, unsigned char>::value) {
+    constexpr int kLanes = 8 / BITS;
+    i64 bytes = (blocks + kLanes - 1) / kLanes;
+    return zeros[column * bytes + block / kLanes] >> (block % kLanes * BITS) & ((1 << BITS) - 1);
+  } else {
+    return widen(zeros[column * blocks + block]);
+  }
+}
+
+template <int BITS>
+__device__ inline int level(const unsigned* words, int i) {
+  return words[i * BITS / 32] >> (i * BITS % 32) & ((1 << BITS) - 1);
+}
+
+// y [M, N] = a [M, K] times the weights, activations as they are.
+template <int BITS, int CHUNK, int ROWS, class T, class S, class Z>
+__global__ void nbits(const T* a, const unsigned char* b, const S* scales, const Z* zeros, const T* bias, T* y, i64 m, i64 n,
+                      i64 k, i64 block_size, i64 blocks) {
+  constexpr int kBytes = CHUNK * BITS / 8;
+  int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  i64 column = blockIdx.x * i64(kWarps) + warp, first = i64(blockIdx.y) * ROWS;
+  if (column >= n) return;
+  float sums[ROWS] = {};
+  i64 chunks = blocks * block_size / CHUNK;
+  for (i64 chunk = lane; chunk < chunks; chunk += kWarp) {
+    i64 start = chunk * CHUNK, block = start / block_size;
+    Packed<kBytes> packed = *reinterpret_cast<const Packed<kBytes>*>(b + (column * chunks + chunk) * kBytes);
+    float scale = widen(scales[column * blocks + block]), zero = zero_of<BITS>(zeros, column, block, blocks);
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+      if (first + r >= m) continue;
+      const T* row = a + (first + r) * k + start;
+      float dot = 0.f;
+#pragma unroll
+      for (int i = 0; i < CHUNK; ++i) {
+        if (start + i < k) dot += widen(row[i]) * (level<BITS>(packed.word, i) - zero);
+      }
+      sums[r] += dot * scale;
+    }
+  }
+  for (int r = 0; r < ROWS && first + r < m; ++r) {
+    float total = warp_reduce<Plus>(sums[r]);
+    if (bias) total += widen(bias[column]);
+    if (lane == 0) y[(first + r) * n + column] = narrow<T>(total);
+  }
+}
+
+// accuracy_level 4: one block of a's row becomes int8, scale = max|a| / 127, level = round half even(a * (1 / scale)).
+template <class T>
+__global__ void quantize_rows(const T* a, signed char* levels, float* scales, i64 count, i64 k, i64 block_size, i64 blocks) {
+  i64 i = thread_index();
+  if (i >= count) return;
+  i64 row = i / blocks, start = i % blocks * block_size;
+  float top = 0.f;
+  for (i64 j = start; j < min(start + block_size, k); ++j) top = fmaxf(top, fabsf(widen(a[row * k + j])));
+  float scale = top / 127.f, inverse = scale == 0.f ? 0.f : 1.f / scale;
+  scales[i] = scale;
+  for (i64 j = 0; j < block_size; ++j) {
+    float value = start + j < k ? rintf(widen(a[row * k + start + j]) * inverse) : 0.f;
+    levels[i * block_size + j] = static_cast<signed char>(fminf(fmaxf(value, -128.f), 127.f));
+  }
+}
+
+__device__ inline int dot4(int a, int b, int sum) { return __dp4a(a, b, sum); }
+
+// Four levels as the bytes of an int.
+template <int BITS>
+__device__ inline unsigned four(const unsigned* words, int i) {
+  if constexpr (BITS == 8) return words[i / 4];
+  unsigned half = words[i / 8] >> (i % 8 * 4) & 0xffff;  // nibbles 3210 of this group
+  half = (half | half << 8) & 0x00ff00ff;
+  return (half | half << 4) & 0x0f0f0f0f;
+}
+
+// The dot product of unsigned levels and signed activations: what is above 127 is put back by the sum of a.
+template <int BITS, int CHUNK, int ROWS, class T, class S, class Z>
+__global__ void nbits_int8(const signed char* a, const float* a_scales, const unsigned char* b, const S* scales,
+                           const Z* zeros, const T* bias, T* y, i64 m, i64 n, i64 block_size, i64 blocks) {
+  constexpr int kBytes = CHUNK * BITS / 8;
+  int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  i64 column = blockIdx.x * i64(kWarps) + warp, first = i64(blockIdx.y) * ROWS, padded = blocks * block_size;
+  if (column >= n) return;
+  float sums[ROWS] = {};
+  i64 chunks = padded / CHUNK;
+  for (i64 chunk = lane; chunk < chunks; chunk += kWarp) {
+    i64 start = chunk * CHUNK, block = start / block_size;
+    Packed<kBytes> packed = *reinterpret_cast<const Packed<kBytes>*>(b + (column * chunks + chunk) * kBytes);
+    float scale = widen(scales[column * blocks + block]), zero = zero_of<BITS>(zeros, column, block, blocks);
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+      if (first + r >= m) continue;
+      const int* row = reinterpret_cast<const int*>(a + (first + r) * padded + start);
+      int dot = 0, sum = 0;
+#pragma unroll
+      for (int i = 0; i < CHUNK; i += 4) {
+        dot = dot4(row[i / 4], static_cast<int>(four<BITS>(packed.word, i) ^ (BITS == 8 ? 0x80808080u : 0u)), dot);
+        sum = dot4(row[i / 4], 0x01010101, sum);
+      }
+      if (BITS == 8) dot += 128 * sum;
+      sums[r] += (dot - zero * sum) * (scale * a_scales[(first + r) * blocks + block]);
+    }
+  }
+  for (int r = 0; r < ROWS && first + r < m; ++r) {
+    float total = warp_reduce<Plus>(sums[r]);
+    if (bias) total += widen(bias[column]);
+    if (lane == 0) y[(first + r) * n + column] = narrow<T>(total);
+  }
+}
+
+// Rows of a quantized table [rows, width]: (q - zero) * scale, blocks along the width; one thread an element.
+template <int BITS, bool PACKED, class S, class I>
+__global__ void gather_rows(const unsigned char* data, const I* indices, const S* scales, const unsigned char* zeros, S* y,
+                            i64* fault, i64 n, i64 rows, i64 width, i64 block_size, i64 blocks) {
+  i64 i = thread_index();
+  if (i >= n) return;
+  i64 column = i % width, index = indices[i / width], row = index < 0 ? index + rows : index;
+  if (row < 0 || row >= rows) {
+    *fault = (i64(1) << 62) + index;
+    return;
+  }
+  constexpr int kLanes = PACKED ? 8 / BITS : 1;
+  unsigned char byte = data[(row * width + column) / kLanes];
+  i64 block = column / block_size;
+  float value = PACKED ? static_cast<float>(byte >> (column % kLanes * BITS) & ((1 << BITS) - 1))
+                       : static_cast<float>(static_cast<signed char>(byte));
+  float zero = PACKED ? zero_of<BITS>(zeros, row, block, blocks) : zeros ? static_cast<float>(static_cast<signed char>(zeros[row * blocks + block])) : 0.f;
+  y[i] = narrow<S>((value - zero) * widen(scales[row * blocks + block]));
+}
