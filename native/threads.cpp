@@ -53,46 +53,77 @@ Range split(int64_t count, int64_t grain, int64_t part, int64_t parts) {
 
 }  // namespace
 
+// A job is cut into parts with fixed borders; part i is meant for thread i, but whoever is free first claims it. So a worker
+// that the system does not schedule delays nothing it has not begun.
 struct ThreadPool::Impl {
+  struct alignas(64) Claim {
+    std::atomic<uint64_t> job{0};  // the last job in which somebody took this part
+  };
+
   int size = 1;
   int forks = 0;  // fork_count when the workers were started: a forked child has none of them
   std::vector<std::thread> workers;
+  std::vector<Claim> claims;
   std::mutex busy;  // one job at a time, also when several Python threads share the pool
+  uint64_t last_job = 0;
 
-  alignas(64) std::atomic<uint32_t> epoch{0};    // counts jobs
-  alignas(64) std::atomic<uint32_t> pending{0};  // workers not done with the current job
-  alignas(64) const Body* body = nullptr;        // nullptr: stop
-  int64_t count = 0, grain = 1, parts = 1;
+  alignas(64) std::atomic<uint32_t> epoch{0};  // changes with every job: what idle workers watch
+  alignas(64) std::atomic<uint64_t> current{0};  // job number << 16 | its parts
+  alignas(64) std::atomic<uint32_t> pending{0};  // parts not done
+  // Written before `current`, and only while no part is claimed: whoever has claimed one may read them.
+  alignas(64) const Body* body = nullptr;
+  int64_t count = 0, grain = 1;
   std::vector<std::exception_ptr> errors;
+  std::atomic<bool> stopping{false};
 
-  void work(int thread) {
-    Range range = split(count, grain, thread, parts);
-    if (thread >= parts || range.begin >= range.end) return;
+  void work(int64_t part, int64_t parts) {
+    Range range = split(count, grain, part, parts);
     inside_job = true;
     try {
-      (*body)(range.begin, range.end, thread);
+      if (range.begin < range.end) (*body)(range.begin, range.end, static_cast<int>(part));
     } catch (...) {
-      errors[thread] = std::current_exception();
+      errors[part] = std::current_exception();
     }
     inside_job = false;
+    if (pending.fetch_sub(1, std::memory_order_acq_rel) == 1) pending.notify_one();
+  }
+
+  // Takes parts of the current job, the thread's own first, until none is left.
+  void take_parts(int thread) {
+    uint64_t now = current.load(std::memory_order_acquire), job = now >> 16;
+    int64_t parts = static_cast<int64_t>(now & 0xffff);
+    for (int64_t i = 0; i < parts; ++i) {
+      int64_t part = (thread + i) % parts;
+      uint64_t seen = claims[part].job.load(std::memory_order_relaxed);
+      // A job ends only after each of its parts was claimed, so a claim that succeeds is one of a job that still runs.
+      if (seen < job && claims[part].job.compare_exchange_strong(seen, job, std::memory_order_acq_rel)) work(part, parts);
+    }
   }
 
   void loop(int thread) {
     uint32_t seen = 0;
     while (true) {
       wait_while_equal(epoch, seen);
-      ++seen;
-      if (!body) return;
-      work(thread);
-      if (pending.fetch_sub(1, std::memory_order_acq_rel) == 1) pending.notify_one();
+      seen = epoch.load(std::memory_order_acquire);
+      if (stopping.load(std::memory_order_relaxed)) return;
+      take_parts(thread);
     }
   }
 
-  void announce(const Body* job) {
-    body = job;
-    pending.store(static_cast<uint32_t>(workers.size()), std::memory_order_relaxed);
+  void wake() {
     epoch.fetch_add(1, std::memory_order_release);
     epoch.notify_all();
+  }
+
+  void run(const Body& job, int64_t job_count, int64_t job_grain, int64_t parts) {
+    body = &job;
+    count = job_count;
+    grain = job_grain;
+    pending.store(static_cast<uint32_t>(parts), std::memory_order_relaxed);
+    current.store(++last_job << 16 | static_cast<uint64_t>(parts), std::memory_order_release);
+    wake();
+    take_parts(0);
+    finish();
   }
 
   void finish() {
@@ -109,7 +140,8 @@ struct ThreadPool::Impl {
   void start(int num_threads) {
     static std::once_flag once;
     std::call_once(once, [] { pthread_atfork(nullptr, nullptr, [] { fork_count.fetch_add(1); }); });
-    size = std::max(1, num_threads);
+    size = std::clamp(num_threads, 1, 1024);
+    claims = std::vector<Claim>(size);
     forks = fork_count.load();
     errors.resize(size);
     for (int thread = 1; thread < size; ++thread) workers.emplace_back([this, thread] { loop(thread); });
@@ -121,7 +153,8 @@ ThreadPool::ThreadPool(int num_threads) : impl_(new Impl) { impl_->start(num_thr
 ThreadPool::~ThreadPool() {
   // In a forked child the workers do not exist and cannot be joined; the memory goes with the process.
   if (impl_->forks != fork_count.load()) return;
-  impl_->announce(nullptr);
+  impl_->stopping.store(true);
+  impl_->wake();
   for (auto& worker : impl_->workers) worker.join();
   delete impl_;
 }
@@ -137,12 +170,7 @@ void ThreadPool::parallel_for(int64_t count, int64_t grain, const Body& body) {
     return;
   }
   std::lock_guard lock(impl_->busy);
-  impl_->count = count;
-  impl_->grain = grain;
-  impl_->parts = parts;
-  impl_->announce(&body);
-  impl_->work(0);
-  impl_->finish();
+  impl_->run(body, count, grain, parts);
 }
 
 }  // namespace genai

@@ -53,6 +53,15 @@ struct Tile {
   int64_t head(int64_t row) const { return first_head + row % num_heads; }
 };
 
+// Calls f(integral_constant<n>) for a compile-time n = `rest` in [1, N]; nothing for 0.
+template <int N, class F>
+void with_rest(int64_t rest, F&& f) {
+  if constexpr (N > 0) {
+    if (rest == N) return f(std::integral_constant<int, N>{});
+    with_rest<N - 1>(rest, f);
+  }
+}
+
 template <int R, int K>
 void dot_block(const float* q, int64_t q_stride, const float* k, int64_t k_stride, int64_t width, float* scores) {
   v16 sums[R][K] = {};
@@ -75,7 +84,9 @@ void dot_rows(const float* q, int64_t num_rows, const float* k, int64_t k_stride
   for (; row + kRows <= num_rows; row += kRows) {
     dot_block<kRows, K>(q + row * width, width, k, k_stride, width, scores + row * kSplit);
   }
-  for (; row < num_rows; ++row) dot_block<1, K>(q + row * width, width, k, k_stride, width, scores + row * kSplit);
+  with_rest<kRows - 1>(num_rows - row, [&](auto rest) {
+    dot_block<rest.value, K>(q + row * width, width, k, k_stride, width, scores + row * kSplit);
+  });
 }
 
 // scores[row][j] = q[row] . key[j] for n keys of one head.
@@ -239,7 +250,9 @@ class Worker {
     value += start * kv_.value.token_stride;
     int64_t row = 0;
     for (; row + kRows <= rows; row += kRows) add_values<kRows>(scores + row * kSplit, spans + row, value, partials[row].values);
-    for (; row < rows; ++row) add_values<1>(scores + row * kSplit, spans + row, value, partials[row].values);
+    with_rest<kRows - 1>(rows - row, [&](auto rest) {
+      add_values<rest.value>(scores + row * kSplit, spans + row, value, partials[row].values);
+    });
   }
 
   // Rows that see different keys take the shared ones together, and each its own before and after.

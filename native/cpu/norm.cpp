@@ -149,7 +149,7 @@ Step make_lp(const Args& args) {
         int64_t start = row / inner * n * inner + row % inner;
         if (inner == 1) read_block(x.data, x.dtype, start, n, values);
         for (int64_t i = 0; inner != 1 && i < n; ++i) read_block(x.data, x.dtype, start + i * inner, 1, values + i);
-        double sum = p == 1 ? sum_of(values, n, [](d8 v) { return v < 0.0 ? -v : v; }) : sum_of(values, n, [](d8 v) { return v * v; });
+        double sum = p == 1 ? sum_of(values, n, [](d8 v) { return select(v < 0.0, -v, v); }) : sum_of(values, n, [](d8 v) { return v * v; });
         float length = static_cast<float>(p == 1 ? sum : std::sqrt(sum));
         for (int64_t i = 0; i < n; ++i) values[i] = length == 0 ? 0.0f : values[i] / length;
         if (inner == 1) write_block(y.data, y.dtype, start, n, values);

@@ -41,9 +41,11 @@ Step lanewise(const Args& args, F f) {
 }
 
 template <class F>
-v16 each(v16 x, F f) {
-  for (int i = 0; i < kLanes; ++i) x[i] = f(x[i]);
-  return x;
+v16 each(const v16& x, F f) {
+  float lanes[kLanes];
+  store(lanes, x);
+  for (float& lane : lanes) lane = f(lane);
+  return load(lanes);
 }
 
 // Ops that also exist for doubles and integers.
@@ -129,15 +131,14 @@ Step make_clip(const Args& args) {
 }
 
 // x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), inside in double.
-v16 gelu_tanh(v16 x) {
-  auto half = [](d8 value) {
+v16 gelu_tanh(const v16& x) {
+  return through_double(x, [](const d8& value) {
     d8 inner = 0.7978845608028654 * (value + 0.044715 * value * value * value);
     return 0.5 * value * (1.0 + hyperbolic_tangent(inner));
-  };
-  return join(half(low_half(x)), half(high_half(x)));
+  });
 }
 
-v16 gelu_erf(v16 x) {
+v16 gelu_erf(const v16& x) {
   return each(x, [](float value) {
     double exact = value;
     return static_cast<float>(0.5 * exact * (1.0 + std::erf(exact * 0.7071067811865476)));
