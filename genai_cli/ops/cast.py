@@ -89,6 +89,14 @@ def inputs_dtype(inputs: Inputs, index: int) -> DType:
     return value.dtype if isinstance(value, np.ndarray) else value[1]
 
 
+@op(since=26, infer=lambda inputs, attrs: [(shape(inputs[0]), onnx_dtype(attrs["to"]))], raw=True, like=None)
+def BitCast(input: Array, *, to: int) -> Array:
+    """The same bits as another dtype of equal width."""
+    if input.dtype.itemsize != onnx_dtype(to).itemsize:
+        raise GenaiError(f"`BitCast` of {input.dtype.name} to {onnx_dtype(to).name}: the widths differ")
+    return input.view(onnx_dtype(to))
+
+
 @op(infer=same, raw=True)
 def Identity(x: Array) -> Array:
     return x
@@ -135,11 +143,23 @@ def ConstantOfShape(input: Array, *, value: Array | None = None) -> Array:
     return np.full(tuple(int(n) for n in input), fill.reshape(-1)[0], fill.dtype)
 
 
-@op(since=11, raw=True)
+def _count(start: Array, limit: Array, delta: Array) -> int:
+    first, last, step = (np.float64(value.reshape(())[()]) for value in (start, limit, delta))
+    return max(int(np.ceil((last - first) / step)), 0)
+
+
+def _range_infer(inputs: Inputs, attrs: Attrs) -> list[Spec]:
+    known = [value for value in inputs if isinstance(value, np.ndarray)]
+    if len(known) < 3:
+        raise GenaiError("`Range`: how many elements there are depends on values that are not known yet")
+    return [((_count(*known),), known[0].dtype)]
+
+
+@op(since=11, raw=True, infer=_range_infer, host_inputs=(0, 1, 2))
 def Range(start: Array, limit: Array, delta: Array) -> Array:
     """max(ceil((limit - start) / delta), 0) elements; element i is start + i * delta."""
-    first, last, step = (value.reshape(())[()] for value in (start, limit, delta))
-    count = max(int(np.ceil((np.float64(last) - np.float64(first)) / np.float64(step))), 0)
+    first, _, step = (value.reshape(())[()] for value in (start, limit, delta))
+    count = _count(start, limit, delta)
     dtype = start.dtype if not is_float(start.dtype) or start.dtype.itemsize >= 4 else np.dtype(np.float32)
     return dtype.type(first) + np.arange(count).astype(dtype) * dtype.type(step)
 

@@ -38,7 +38,13 @@ def GatherElements(data: Array, indices: Array, *, axis: int = 0) -> Array:
     return np.take_along_axis(data, check_indices(indices, data.shape[axis], "GatherElements"), axis)
 
 
-@op(since=11, raw=True)
+def _gather_nd_infer(inputs: Inputs, attrs: Attrs) -> list[Spec]:
+    data, indices = shape(inputs[0]), shape(inputs[1])
+    rest = data[attrs.get("batch_dims", 0) + indices[-1] :]
+    return [((*indices[:-1], *rest), dtype(inputs[0]))]
+
+
+@op(since=11, raw=True, infer=_gather_nd_infer)
 def GatherND(data: Array, indices: Array, *, batch_dims: int = 0) -> Array:
     batch = data.shape[:batch_dims]
     depth = indices.shape[-1]

@@ -188,7 +188,22 @@ def _mha(
     return attend(q, k, v, total, scale=scale or 1 / math.sqrt(d)).output, k, v
 
 
-@op(domain="com.microsoft", like=0)
+def _mha_infer(inputs: Inputs, attrs: Attrs) -> list[Spec]:
+    q, kind, h = shape(inputs[0]), dtype(inputs[0]), attrs["num_heads"]
+    if len(q) == 5:
+        b, t, d = q[0], q[1], q[4]
+        keys, value_size = t, d
+    else:
+        k, (b, t, d) = shape(inputs[1]), (q[0], q[1], q[2] // h)
+        keys = k[2] if len(k) == 4 else k[1]
+        value = None if len(k) == 5 else shape(inputs[2])
+        value_size = d if value is None else value[3] if len(value) == 4 else value[2] // h
+    past = optional(inputs, 6)
+    total = keys + (0 if past is None else shape(past)[2])
+    return [((b, t, h * value_size), kind), ((b, h, total, d), kind), ((b, h, total, value_size), kind)]
+
+
+@op(domain="com.microsoft", infer=_mha_infer, like=0)
 def MultiHeadAttention(
     query: Array,
     key: Array | None = None,

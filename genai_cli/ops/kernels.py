@@ -116,10 +116,10 @@ def rule(
 ) -> None:
     """Every version (from `since` on) of the ops has a kernel, under the op's name, for inputs that pass all checks.
 
-    The first check of dtypes says which data the kernel is for (the coverage table).
+    The first check of dtypes says which data the kernel is for (the coverage table); without one, any.
     """
     accepts = both(*checks)
-    dtypes = next(check.allowed for check in checks if isinstance(check, OfKind))
+    dtypes = next((check.allowed for check in checks if isinstance(check, OfKind)), ALL)
     for op_type in op_types.split():
         found = [entry for entry in versions(op_type, domain) if entry.since >= since]
         if not found:
@@ -151,7 +151,7 @@ def missing(*indices: int) -> Check:
 
 def pow_kinds(inputs: Inputs, attrs: Attrs) -> str | None:
     """A float base takes any exponent; other bases one of their own dtype."""
-    return ALIKE(inputs, attrs) if FLOAT(inputs[:1], attrs) else None
+    return NUMBER(inputs, attrs) or (ALIKE(inputs, attrs) if FLOAT(inputs[:1], attrs) else None)
 
 
 def last_axis(inputs: Inputs, attrs: Attrs) -> str | None:

@@ -275,7 +275,15 @@ def padded(data: Array, pads: Sequence[int], axes: Sequence[int] | None, mode: s
     return np.pad(data[cut], positive, {"edge": "edge", "reflect": "reflect", "wrap": "wrap"}[mode])  # type: ignore[call-overload]
 
 
-@op(since=11, raw=True)
+def _pad_infer(inputs: Inputs, attrs: Attrs) -> list[Spec]:
+    dims, pads, axes = list(shape(inputs[0])), values(inputs, 1) or [], values(inputs, 3)
+    chosen = list(range(len(dims))) if axes is None else [axis_of(a, len(dims)) for a in axes]
+    for i, axis in enumerate(chosen):
+        dims[axis] += pads[i] + pads[i + len(chosen)]
+    return [(tuple(dims), dtype(inputs[0]))]
+
+
+@op(since=11, raw=True, infer=_pad_infer, host_inputs=(1, 3))
 def Pad(
     data: Array,
     pads: Array,

@@ -111,7 +111,13 @@ def SkipLayerNormalization(
     return y if beta is None else y + beta.astype(F32), mean, inverse, total
 
 
-@op(domain="com.microsoft", like=(2, 0, 2))
+def _embed_infer(inputs: Inputs, attrs: Attrs) -> list[Spec]:
+    b, t = shape(inputs[0])
+    total = ((b, t, shape(inputs[2])[1]), dtype(inputs[2]))
+    return [total, ((b,), dtype(inputs[0])), total]
+
+
+@op(domain="com.microsoft", infer=_embed_infer, like=(2, 0, 2))
 def EmbedLayerNormalization(
     input_ids: Array,
     segment_ids: Array | None,

@@ -238,6 +238,30 @@ def DynamicQuantizeLinear(x: Array) -> tuple[Array, Array, Array]:
     return levels, np.asarray(scale, F32), zero
 
 
+@op(since=10, like=7, raw=True)
+def QLinearMatMul(
+    a: Array,
+    a_scale: Array,
+    a_zero_point: Array,
+    b: Array,
+    b_scale: Array,
+    b_zero_point: Array,
+    y_scale: Array,
+    y_zero_point: Array,
+) -> Array:
+    """Dequantize both, multiply exactly in f64, quantize."""
+    left = (a.astype(np.float64) - _column(a_zero_point)) * _column(a_scale)
+    right = (b.astype(np.float64) - b_zero_point.astype(np.float64)) * b_scale.astype(np.float64)
+    scaled = np.rint(np.matmul(left, right) / y_scale.astype(np.float64)) + y_zero_point.astype(np.float64)
+    return np.clip(scaled, *_limits(y_zero_point.dtype))
+
+
+def _column(values: Array) -> Array:
+    """A row's scale or zero point stands at the end of its row."""
+    wide = values.astype(np.float64)
+    return wide[..., None] if wide.ndim == 1 and wide.size > 1 else wide
+
+
 for _name, _function, _infer in (
     ("DequantizeLinear", DequantizeLinear, _dequantize_infer),
     ("QuantizeLinear", QuantizeLinear, _quantize_infer),

@@ -181,7 +181,24 @@ def CumSum(x: Array, axis: Array, *, exclusive: int = 0, reverse: int = 0) -> Ar
     return np.flip(total, where) if reverse else total
 
 
-@op(since=11, like=(0, None), host_inputs=(1,))
+@op(since=26, infer=same)
+def CumProd(x: Array, axis: Array, *, exclusive: int = 0, reverse: int = 0) -> Array:
+    where = int(axis.reshape(-1)[0])
+    ahead = np.flip(x, where) if reverse else x
+    if exclusive:  # one step later, starting from 1
+        ones = np.ones_like(np.take(ahead, [0], where))
+        ahead = np.concatenate((ones, np.delete(ahead, -1, where)), where)
+    total = np.cumprod(ahead, axis=where, dtype=x.dtype)
+    return np.flip(total, where) if reverse else total
+
+
+def _topk_infer(inputs: Inputs, attrs: Attrs) -> list[Spec]:
+    dims, k = list(shape(inputs[0])), values(inputs, 1) or [0]
+    dims[axis_of(attrs.get("axis", -1), len(dims))] = k[0]
+    return [(tuple(dims), dtype(inputs[0])), (tuple(dims), np.dtype(np.int64))]
+
+
+@op(since=11, infer=_topk_infer, like=(0, None), host_inputs=(1,))
 def TopK(x: Array, k: Array, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> tuple[Array, Array]:
     """Equal values keep the order of their indices."""
     keys = np.flip(x, axis) if largest else x

@@ -245,6 +245,11 @@ def Swish(x: Array, *, alpha: float = 1.0) -> Array:
     return x * Sigmoid(alpha * x)
 
 
+@op(since=28, infer=same)
+def SwiGLU(a: Array, b: Array, *, alpha: float = 1.0) -> Array:
+    return Swish(a, alpha=alpha) * b
+
+
 @op(name="Clip", since=6, infer=same)
 def Clip_6(x: Array, *, min: float = float("-inf"), max: float = float("inf")) -> Array:
     return np.minimum(np.maximum(x, min), max)
