@@ -151,7 +151,7 @@ def gqa(
         normal(r, b, t, h_kv * d, kind=kind),
         normal(r, b, t, h_kv * d, kind=kind),
     )
-    held = max(capacity, past)
+    held = capacity or past
     past_k, past_v = (normal(r, b, h_kv, held, d, kind=kind) for _ in range(2))
     total = max(lengths) if lengths else past + t
     seqlens = np.array(lengths or [total] * b, np.int32) - 1
@@ -186,6 +186,16 @@ def with_norms(one: Case) -> Case:
     )
     first, second = (array.astype(np.float32) for array in normed)
     return replace(one, judged_as=replace(one, inputs=(first, second, *one.inputs[2:9])))
+
+
+def window_cache(past: int, t: int, capacity: int, window: int, rotary: int = 0) -> Case:
+    """A buffer of `capacity` rows that evicts; what lies behind the rows it keeps is unspecified."""
+    name = f"window-cache-{past}-{t}-{capacity}{'-rotary' if rotary else ''}"
+    one = gqa(name, past=past, t=t, capacity=capacity, rotary=rotary, local_window_size=window, sliding_window_cache=1)
+    total, step = past + t, capacity - window + 1
+    kept = total if total <= capacity else total - step * -((capacity - total) // step)  # L(T) of the op's text
+    tail = (slice(None), slice(None), slice(kept, None))
+    return replace(one, unspecified=((1, tail), (2, tail)))
 
 
 @family
@@ -227,9 +237,18 @@ def group_query_attention() -> Iterator[Case]:
     yield gqa("capacity", past=5, capacity=20, rotary=16)
     yield gqa("capacity-prompt", t=5, capacity=20)
     yield gqa("bidirectional", t=4, causal=0)
-    tail = (slice(None), slice(None), slice(6, None))  # ORT leaves the rows of a window cache behind the newest alone
-    window_cache = gqa("window-cache", past=5, capacity=12, local_window_size=8, sliding_window_cache=1)
-    yield replace(window_cache, unspecified=((1, tail), (2, tail)))
+    for past, t, capacity in (
+        (5, 1, 12),
+        (11, 1, 12),
+        (12, 1, 12),
+        (13, 1, 10),
+        (20, 1, 8),
+        (6, 4, 9),
+        (9, 7, 8),
+        (0, 6, 8),
+    ):
+        yield window_cache(past, t, capacity, 8)
+        yield window_cache(past, t, capacity, 8, rotary=16)
     yield with_norms(gqa("qk-norm", t=4, qk_norm=True, rotary=16))
     yield with_norms(gqa("qk-norm-decode", past=4, qk_norm=True, rotary=16))
 
