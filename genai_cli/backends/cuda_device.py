@@ -154,7 +154,7 @@ class KernelCache:
 
         names, _, code = file.read_bytes().partition(b"\n")
         load = ObjectCode.from_cubin if self.code_type == "cubin" else ObjectCode.from_ptx
-        return load(code, symbol_mapping=json.loads(names))
+        return load(code, symbol_mapping={key: value.encode() for key, value in json.loads(names).items()})
 
     def _write(self, file: Path | None, made: Any) -> None:
         """Whole or not at all: another process may read at any time."""

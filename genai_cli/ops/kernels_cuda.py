@@ -1,7 +1,7 @@
 """The rules of the CUDA kernels (native/cuda), beside those of the CPU in kernels.py and by the same contract.
 
-Where a kernel takes less than the CPU's (floats only, one run of axes, six dimensions) the rule says so, and the reference
-runs on the host.
+Where a kernel takes less than the CPU's (floats only, one run of axes, six dimensions) the rule says so, and the
+reference runs on the host.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from genai_cli.ops.kernels import (
     last_axis,
     one_length,
     only,
-    pow_kinds,
     rule,
 )
 
@@ -105,7 +104,7 @@ def small_state(inputs: Inputs, attrs: Attrs) -> str | None:
 
 # elementwise
 rule("cuda", "Add Sub Mul Div Min Max Mod", count(2), NUMBER, ALIKE, dims)
-rule("cuda", "Pow", NUMBER, pow_kinds, dims)
+rule("cuda", "Pow", kinds(FLOATS, 0), kinds(NUMBERS, 1), dims)
 rule("cuda", "Equal Less LessOrEqual Greater GreaterOrEqual", kinds(NUMBERS | BOOL), ALIKE, dims)
 rule("cuda", "And Or Xor Not", kinds(BOOL), dims)
 rule("cuda", "Neg Abs Relu Sign", NUMBER)

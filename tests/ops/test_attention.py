@@ -123,7 +123,7 @@ def run_slots(one: Slotted, on: CpuBackend) -> list[Array]:
     on.set_past_len(length)
     out = on.empty(*specs[0])
     attrs = one.attrs | {"key_slot": slots[0].index, "value_slot": slots[1].index}
-    on.record().call(opdef.kernels["cpu"].name, tensors, [out], attrs)
+    on.record().call(opdef.kernels[on.name].name, tensors, [out], attrs)
     on.set_past_len(length + new)
     present = [np.asarray(on.kv_view(slot, 0, length + new))[None].copy() for slot in slots]
     return [on.download(out), *present]
