@@ -160,6 +160,49 @@ def movement() -> Iterator[Case]:
         yield case("CumSum", (x, np.array(2)), kind)
 
 
+def attention(
+    name: str, t: int, keys: int, opset: int = 23, *, d: int = 16, kind: str = "f32", mask: str = "", past: int = 0,
+    valid: int = 0, **attrs: Any,
+) -> Case:  # fmt: skip
+    """One ai.onnx Attention of 4 query and 2 key heads, packed [B, T, heads * D]; `valid` keys of a static cache."""
+    r = rng("attention", name)
+    q, k, v = (
+        normal(r, 1, t, 4 * d, kind=kind),
+        normal(r, 1, keys, 2 * d, kind=kind),
+        normal(r, 1, keys, 2 * d, kind=kind),
+    )
+    total = past + keys
+    masks = {"bool": r.random((t, total)) > 0.3, "float": normal(r, 1, 1, t, total, kind=kind), "": None}
+    pasts = (normal(r, 1, 2, past, d, kind=kind), normal(r, 1, 2, past, d, kind=kind)) if past else (None, None)
+    inputs: tuple[Array | None, ...] = (q, k, v, masks[mask], *pasts, np.array([valid]) if valid else None)
+    while inputs[-1] is None:
+        inputs = inputs[:-1]
+    return case("Attention", inputs, name, 3 if past else 1, opset, q_num_heads=4, kv_num_heads=2, **attrs)
+
+
+@family
+def attentions() -> Iterator[Case]:
+    """Without past and lengths a causal mask is aligned to the upper left; with either, to the lower right."""
+    for kind in KINDS:
+        yield attention(f"{kind}-prompt", 7, 7, kind=kind, is_causal=1)
+        yield attention(f"{kind}-past", 1, 1, kind=kind, past=9, is_causal=1)
+        yield attention(f"{kind}-cross", 3, 11, kind=kind)
+    for d in (4, 33, 64, 80):
+        yield attention(f"size-{d}", 5, 5, d=d, is_causal=1)
+    yield attention("upper-left", 1, 5, is_causal=1)
+    yield attention("lengths", 2, 12, 24, valid=7, is_causal=1)
+    yield attention("lengths-decode", 1, 12, 24, valid=7, is_causal=1)
+    yield attention("lengths-all-seen", 2, 12, 24, valid=7)
+    yield attention("past-chunk", 3, 3, past=6, is_causal=1)
+    for mask in ("bool", "float"):
+        for causal in (0, 1):
+            yield attention(f"{mask}-{causal}", 4, 4, mask=mask, is_causal=causal)
+            yield attention(f"{mask}-{causal}-past", 2, 2, mask=mask, past=5, is_causal=causal)
+            yield attention(f"{mask}-{causal}-softcap", 4, 6, mask=mask, is_causal=causal, softcap=2.0)
+    yield attention("scale", 4, 4, scale=0.4)
+    yield attention("long", 33, 200)
+
+
 @cache
 def standard_cases() -> tuple[Case, ...]:
     """All of them."""
