@@ -243,7 +243,7 @@ class CudaBackend:
         self.device.upload(self.state_address, as_bytes(np.array(words, INT64)))
 
     def close(self) -> None:
-        """Finish queued work and give everything back."""
+        """Finish queued work and give the KV back; the rest goes with the last reference."""
+        self.device.wait()
         self._slots.clear()
         self._read_out = None
-        self.device.close()

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -371,11 +371,13 @@ class CudaDevice:
             exit_code=ExitCode.INTERNAL,
         )
 
-    def close(self) -> None:
-        """Finish queued work and give the staging memory back."""
-        self.wait()
-        self._staging_buffer.close()
-        self._fault_buffer.close()
+    def __del__(self) -> None:
+        """Pinned memory dies with this object, and queued copies may still use it: wait, whoever drops it."""
+        if not hasattr(self, "_staging_buffer") or sys.is_finalizing():
+            return
+        self.core.set_current()
+        with suppress(GenaiError), self._naming(None):  # after a fault there is nothing to wait for, and it was told
+            self.stream.sync()
 
 
 def as_bytes(array: np.ndarray) -> np.ndarray:

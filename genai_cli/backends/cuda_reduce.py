@@ -10,8 +10,6 @@ from genai_cli.backends.cuda_launch import (
     address,
     axis_of,
     ctype,
-    flag,
-    flat,
     integers,
     plans,
     pointer,
@@ -80,14 +78,3 @@ def _top_k(call: Call) -> list[Launch]:
     args = (address(x), address(values), address(at), taken, *integers(count, inner, values.shape[axis]))
     least = "false" if call.attrs.get("largest", 1) else "true"
     return rows(SOURCE, f"top_k<{least}, {ctype(x)}>", outer * inner, count, args)
-
-
-@plans("CumSum")
-def _cumsum(call: Call) -> list[Launch]:
-    x, axis, y = call.input(0), call.input(1), call.output()
-    if axis.host is None:
-        raise call.refuse("an axis that only a step knows", "one known while recording")
-    outer, count, inner = reduced_run(x.shape, [int(axis.host.reshape(-1)[0])])
-    flags = (flag(call.attrs.get("exclusive", 0)), flag(call.attrs.get("reverse", 0)))
-    args = (address(x), address(y), *integers(outer * inner, count, inner), *flags)
-    return flat(SOURCE, f"cumsum<{ctype(x)}>", outer * inner, args)

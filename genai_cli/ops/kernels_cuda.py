@@ -131,7 +131,6 @@ REDUCE = "ReduceSum ReduceMean ReduceMax ReduceMin ReduceL1 ReduceL2 ReduceSumSq
 rule("cuda", REDUCE, kinds(FLOATS, 0), known(1), one_run)
 rule("cuda", "ArgMax ArgMin", kinds(FLOATS | INDICES))
 rule("cuda", "TopK", kinds(FLOATS, 0), few)
-rule("cuda", "CumSum", kinds(FLOATS | INDICES, 0), known(1))
 rule("cuda", "Softmax LogSoftmax", FLOAT, last_axis)
 rule("cuda", "Softmax LogSoftmax", FLOAT, since=13)
 rule("cuda", "SimplifiedLayerNormalization RMSNormalization LayerNormalization", FLOAT)

@@ -136,19 +136,3 @@ __global__ void top_k(const T* x, T* y, i64* at, unsigned char* taken, i64 size,
     }
   }
 }
-
-// Running sums along the axis, one thread a row.
-template <class T>
-__global__ void cumsum(const T* x, T* y, i64 n, i64 size, i64 inner, int exclusive, int reverse) {
-  typedef typename Computed<T>::type C;
-  i64 row = thread_index();
-  if (row >= n) return;
-  i64 base = row / inner * size * inner + row % inner;
-  C total = C(0);
-  for (i64 k = 0; k < size; ++k) {
-    i64 at = base + (reverse ? size - 1 - k : k) * inner;
-    C next = widen(x[at]);
-    y[at] = narrow<T>(exclusive ? total : total + next);
-    total += next;
-  }
-}
