@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from genai_cli import _native
+import genai_cli._native as _native
 from genai_cli.backends.base import KvSlot, Tensor
 from genai_cli.errors import GenaiError
 
@@ -62,12 +62,14 @@ class CpuKvSlot:
         return int(self.buffer.shape[1])
 
 
+def _words(array: np.ndarray | Tensor) -> str:
+    return f"{array.dtype.name}{list(array.shape)}"
+
+
 def copy_rows(to: np.ndarray, source: np.ndarray) -> None:
     """Copy [H, n, D] rows between strided views of one dtype, outside the interpreter lock; rows must be contiguous."""
     if to.shape != source.shape or to.dtype != source.dtype or to.ndim != 3:
-        raise GenaiError(
-            f"copying KV rows: found `{source.dtype.name}{list(source.shape)}`, wanted `{to.dtype.name}{list(to.shape)}`"
-        )
+        raise GenaiError(f"copying KV rows: found `{_words(source)}`, wanted `{_words(to)}`")
     if to.size == 0:
         return
     itemsize = to.dtype.itemsize
@@ -83,7 +85,7 @@ def copy_rows(to: np.ndarray, source: np.ndarray) -> None:
 class CpuRecording:
     """Native steps in order, with host steps between them: (first, last) ranges of the program, or callables."""
 
-    def __init__(self, program: Any) -> None:
+    def __init__(self, program: _native.Program) -> None:
         self._program = program
         self._segments: list[Callable[[], None] | tuple[int, int]] = []
         self._kept: list[Tensor | None] = []  # buffers live as long as the steps that hold their addresses
@@ -154,7 +156,7 @@ class CpuBackend:
         supported = _native.isas()
         if isa is not None and isa not in supported:
             raise GenaiError(
-                f"instruction set `{isa}` was asked for, this machine and build have " + ", ".join(f"`{i}`" for i in supported),
+                f"instruction set `{isa}` was asked for, found " + ", ".join(f"`{i}`" for i in supported),
                 hint="unset GENAI_ISA",
             )
         if threads is not None and threads < 1:
@@ -196,9 +198,7 @@ class CpuBackend:
     def upload(self, tensor: Tensor, array: np.ndarray) -> None:
         """Overwrite the tensor's values; shapes and dtypes must be the same."""
         if array.shape != tensor.shape or array.dtype != tensor.dtype:
-            raise GenaiError(
-                f"upload: found `{array.dtype.name}{list(array.shape)}`, wanted `{tensor.dtype.name}{list(tensor.shape)}`"
-            )
+            raise GenaiError(f"upload: found `{_words(array)}`, wanted `{_words(tensor)}`")
         _view(tensor)[...] = array
 
     def download(self, tensor: Tensor) -> np.ndarray:

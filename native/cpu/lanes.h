@@ -287,7 +287,7 @@ inline d8 hyperbolic_tangent(const d8& x) {
   d8 size = select(x < 0.0, -x, x);
   d8 decay = exponential(-2.0 * select(size > 20.0, d8::all(20.0), size));
   d8 big = (1.0 - decay) / (1.0 + decay);
-  d8 tiny = x - x * x * x * (1.0 / 3);
+  d8 tiny = x * (1.0 - x * x * (1.0 / 3));
   return select(size >= 1e-3, select(x < 0.0, -big, big), tiny);  // NaN falls to tiny and stays
 }
 

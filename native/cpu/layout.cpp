@@ -142,14 +142,21 @@ struct Cut {
   int64_t start, step, count;
 };
 
-// numpy's rules for start:end:step over `dim` elements, but a start before the first element is the first (ONNX, ORT).
+// ONNX's rules for start:end:step over `dim` elements: numpy's, but going backwards begins at an element at the earliest.
 Cut cut_of(int64_t start, int64_t end, int64_t step, int64_t dim) {
   if (step == 0) refuse("a step of Slice is 0");
   if (dim == 0) return {0, step, 0};
-  int64_t low = step > 0 ? 0 : -1, high = step > 0 ? dim : dim - 1;
-  auto place = [&](int64_t index) { return std::clamp(index < 0 ? std::max(index, -dim - 1) + dim : index, low, high); };
-  start = std::max<int64_t>(place(start), 0);
-  int64_t distance = step > 0 ? place(end) - start : start - place(end);
+  auto place = [&](int64_t index, int64_t low, int64_t high) {
+    return std::clamp(index < 0 ? std::max(index, -dim - 1) + dim : index, low, high);
+  };
+  int64_t distance = 0;
+  if (step > 0) {
+    start = place(start, 0, dim);
+    distance = place(end, 0, dim) - start;
+  } else {
+    start = place(start, 0, dim - 1);
+    distance = start - place(end, -1, dim - 1);
+  }
   // Steps may be as large as INT64_MAX: nothing is added to them.
   uint64_t size = step > 0 ? step : -static_cast<uint64_t>(step);
   return {start, step, distance <= 0 ? 0 : static_cast<int64_t>((static_cast<uint64_t>(distance) - 1) / size + 1)};

@@ -151,7 +151,7 @@ Step make_reduce(const Args& args) {
   Folding folding = folding_of(x, folds);
   if (is_float(x.dtype)) return fold_step<float>(x, y, folding, Op::template of<float>);
   if (x.dtype == DType::f64) return fold_step<double>(x, y, folding, Op::template of<double>);
-  if (x.dtype == DType::u64) refuse("uint64 has no kernel");
+  if (x.dtype == DType::u64 || x.dtype == DType::boolean) refuse(std::string(name_of(x.dtype)) + " has no kernel");
   return fold_step<int64_t>(x, y, folding, Op::template of<int64_t>);
 }
 

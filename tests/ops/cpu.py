@@ -49,7 +49,11 @@ def misplaced(array: Array) -> Array:
 
 
 def call(
-    on: CpuBackend, kernel: str, inputs: Sequence[Array | None], outputs: Sequence[Guarded | None], attrs: dict[str, Any]
+    on: CpuBackend,
+    kernel: str,
+    inputs: Sequence[Array | None],
+    outputs: Sequence[Guarded | None],
+    attrs: dict[str, Any],
 ) -> None:
     """One kernel call; asserts that nothing around the outputs was touched."""
     tensors = [None if a is None else Tensor(a.ctypes.data, a.shape, a.dtype, a) for a in inputs]

@@ -89,14 +89,18 @@ def test_copy_rows_between_strided_views(shape: tuple[int, int, int], dtype: str
     want = np.full_like(target, 99)
     want[:, 1 : 2 * rows + 1 : 2] = source
     np.testing.assert_array_equal(target, want)
-    turned = np.ascontiguousarray(source.transpose(1, 0, 2))  # [n, H, D]: heads inside positions
+    turned = np.zeros((rows, heads, width), dtype)  # heads inside positions
     copy_rows(turned.transpose(1, 0, 2), source + source.dtype.type(1))
     np.testing.assert_array_equal(turned, (source + source.dtype.type(1)).transpose(1, 0, 2))
 
 
 def test_copy_rows_refuses_what_it_cannot_copy() -> None:
     rows = np.zeros((2, 3, 4), F32)
-    for other in (np.zeros((2, 3, 5), F32), np.zeros((2, 3, 4), np.float16), rows.transpose(0, 2, 1).copy().transpose(0, 2, 1)):
+    for other in (
+        np.zeros((2, 3, 5), F32),
+        np.zeros((2, 3, 4), np.float16),
+        rows.transpose(0, 2, 1).copy().transpose(0, 2, 1),
+    ):
         with pytest.raises(GenaiError, match="copying KV rows"):
             copy_rows(rows, other)
 
@@ -106,7 +110,10 @@ def test_growth_keeps_every_head() -> None:
     slots = [on.kv_slot(2, 5, F32), on.kv_slot(3, 4, np.dtype(np.float16))]
     on.reserve(200)
     assert on.capacity == 256
-    kept = [np.random.default_rng(i).normal(size=(s.num_heads, 200, s.head_dim)).astype(s.dtype) for i, s in enumerate(slots)]
+    kept = [
+        np.random.default_rng(i).normal(size=(s.num_heads, 200, s.head_dim)).astype(s.dtype)
+        for i, s in enumerate(slots)
+    ]
     for slot, rows in zip(slots, kept, strict=True):
         on.kv_write(slot, rows)
     on.set_past_len(200)

@@ -1,4 +1,4 @@
-"""What the op cases cannot show: accuracy, every 16-bit pattern, sizes around the vector width, row and thread invariance."""
+"""What the op cases cannot show: accuracy, every 16-bit pattern, sizes around the vector width, invariance."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from genai_cli.errors import GenaiError
 F32 = np.dtype(np.float32)
 SIZES = [0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 64, 511, 513]
 
-# Largest error in units of the last place, against f64. 0.5 is the nearest float; sigmoid's two roundings and its e^x add up.
+# Largest error in units of the last place, against f64: 0.5 is the nearest float; sigmoid rounds twice after e^x.
 ACCURACY: dict[str, tuple[Callable[[np.ndarray], np.ndarray], float]] = {
     "Exp": (np.exp, 1.2),
     "Sigmoid": (lambda x: 1 / (1 + np.exp(-x)), 2.5),
@@ -106,7 +106,11 @@ def test_rows_and_threads_do_not_matter(isa: str) -> None:
     rng = np.random.default_rng(11)
     for dtype in FLOATS:
         x, scale = rng.normal(size=(300, 257)).astype(dtype), rng.normal(size=257).astype(dtype)
-        for kernel, more in (("SimplifiedLayerNormalization", [scale]), ("LayerNormalization", [scale]), ("Softmax", [])):
+        for kernel, more in (
+            ("SimplifiedLayerNormalization", [scale]),
+            ("LayerNormalization", [scale]),
+            ("Softmax", []),
+        ):
             whole = compute(many, kernel, [x, *more], (x.shape, dtype), axis=-1)
             rows = [compute(one, kernel, [x[i : i + 1], *more], ((1, 257), dtype), axis=-1) for i in range(0, 300, 37)]
             assert same_bits(whole[::37], np.concatenate(rows)), kernel

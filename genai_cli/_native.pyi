@@ -1,0 +1,46 @@
+"""The compiled module (native/bind.cpp)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+_Tensor = tuple[int, str, tuple[int, ...]]  # address, dtype name, shape
+
+def isas() -> list[str]: ...
+def kernels(isa: str) -> list[str]: ...
+def copy_rows(
+    to: int,
+    to_head_stride: int,
+    to_row_stride: int,
+    from_: int,
+    from_head_stride: int,
+    from_row_stride: int,
+    num_heads: int,
+    num_rows: int,
+    row_bytes: int,
+) -> None: ...
+
+class ThreadPool:
+    def __init__(self, num_threads: int) -> None: ...
+    @property
+    def size(self) -> int: ...
+
+class State:
+    past_len: int
+    def __init__(self) -> None: ...
+    def add_slot(self, num_heads: int, head_dim: int, dtype: str) -> int: ...
+    def set_slot(self, index: int, address: int, capacity: int) -> None: ...
+
+class Program:
+    def __init__(self, isa: str, pool: ThreadPool, state: State) -> None: ...
+    def add(
+        self,
+        kernel: str,
+        inputs: Sequence[_Tensor | None],
+        outputs: Sequence[_Tensor | None],
+        attrs: dict[str, Any],
+    ) -> int: ...
+    def run(self, first: int, last: int) -> None: ...
+    def profile(self, on: bool) -> None: ...
+    @property
+    def times(self) -> list[tuple[str, int, int]]: ...
+    def __len__(self) -> int: ...
