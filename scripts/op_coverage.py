@@ -1,4 +1,4 @@
-"""Print what runs where: op x dtype x backend, from the registry. Where a backend has no kernel, numpy runs on the host.
+"""Print what runs where: op x dtype x backend, from the registry. Without a kernel, numpy runs on the host.
 
 python scripts/op_coverage.py [--markdown] [--kernels]
 """
