@@ -227,3 +227,11 @@ rule(
     "cpu", "Attention", kinds(FLOATS, 0, 1, 2, 3, 4, 7, 8, 9), kinds(INDICES, 5), kinds(FLOATS | BOOL, 6), one_length,
     only("bias_before_softcap", 0), domain=OURS, kernel="genai.Attention",
 )  # fmt: skip
+
+# recurrent state
+for home in ("", MS):
+    rule(
+        "cpu", "CausalConvWithState", FLOAT, only("activation", "none", "silu", "swish"), only("channels_last", 0),
+        only("dilation", 1), only("ndim", 1), only("state_window", 0), domain=home,
+    )  # fmt: skip
+    rule("cpu", "LinearAttention", FLOAT, only("state_window", 0), domain=home)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from cpu import FLOATS, ISAS, Guarded, call, compute, same_bits
+from cpu import FLOATS, ISAS, Array, Guarded, call, compute, same_bits
 
 from genai_cli.backends.cpu import CpuBackend
 from genai_cli.errors import GenaiError
@@ -114,6 +114,38 @@ def test_rows_and_threads_do_not_matter(isa: str) -> None:
             whole = compute(many, kernel, [x, *more], (x.shape, dtype), axis=-1)
             rows = [compute(one, kernel, [x[i : i + 1], *more], ((1, 257), dtype), axis=-1) for i in range(0, 300, 37)]
             assert same_bits(whole[::37], np.concatenate(rows)), kernel
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_recurrent_layers_do_not_depend_on_chunks(isa: str) -> None:
+    """All tokens at once, and one by one with the state updated in place: the same bits (f32 state)."""
+    rng, tokens, heads, d_k, d_v = np.random.default_rng(4), 5, 3, 20, 70
+    on = CpuBackend(isa=isa, threads=3)
+    x, weight = rng.normal(size=(1, 9, tokens)).astype(F32), rng.normal(size=(9, 1, 4)).astype(F32)
+    q, k = (rng.normal(size=(1, tokens, heads * d_k)).astype(F32) for _ in range(2))
+    v, decay = rng.normal(size=(1, tokens, heads * d_v)).astype(F32), rng.normal(size=(1, tokens, heads)).astype(F32)
+    beta, linear = rng.random((1, tokens, heads)).astype(F32), {"q_num_heads": heads, "kv_num_heads": heads}
+
+    def conv(begin: int, end: int, state: Guarded) -> Array:
+        out = Guarded((1, 9, end - begin), F32)
+        inputs = [np.ascontiguousarray(x[:, :, begin:end]), weight, None, state.value]
+        call(on, "CausalConvWithState", inputs, [out, state], {"activation": "silu"})
+        return out.value
+
+    def attention(begin: int, end: int, state: Guarded) -> Array:
+        out = Guarded((1, end - begin, heads * d_v), F32)
+        rows = [a[:, begin:end] for a in (q, k, v)]
+        call(on, "LinearAttention", [*rows, state.value, decay[:, begin:end], beta[:, begin:end]], [out, state], linear)
+        return out.value
+
+    for run, shape, axis in ((conv, (1, 9, 3), 2), (attention, (1, heads, d_k, d_v), 1)):
+        states = [Guarded(shape, F32) for _ in range(2)]
+        for state in states:
+            state.value[...] = 0
+        whole = run(0, tokens, states[0])
+        assert same_bits(whole, np.concatenate([run(t, t + 1, states[1]) for t in range(tokens)], axis))
+        assert same_bits(states[0].value, states[1].value)
+        assert np.abs(states[0].value).min() > 0
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
