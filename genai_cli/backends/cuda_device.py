@@ -87,7 +87,8 @@ def _value(result: tuple[Any, ...], what: str) -> Any:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    """The first sentence of a message: CUDA's go on for a paragraph."""
+    return (str(error).splitlines() or [type(error).__name__])[0].split(". ")[0].rstrip(".")
 
 
 def kernel_source(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -159,11 +160,8 @@ class CudaRecording:
 
 
 def _abandon(builder: Any) -> None:
+    """End a capture that failed, so that the stream works again; that it is broken is known by now."""
     from cuda.core._utils.cuda_utils import CUDAError
 
-    try:
-        if builder.is_building:
-            builder.end_building()
-    except CUDAError:
-        pass  # ending a broken capture reports that it is broken, which is known
-    builder.close()
+    with suppress(CUDAError):
+        builder.close()

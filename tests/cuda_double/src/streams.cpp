@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <random>
@@ -85,6 +86,12 @@ void poison_target(const HostRange& range) {
 }
 
 std::vector<std::weak_ptr<Operation>> waiting;
+bool leaving = false;  // the process exits: what the worker reads is about to be destroyed
+
+void leave() {
+  std::lock_guard guard(lock);
+  leaving = true;
+}
 
 void worker() {
   std::mt19937 random(unsigned(option_number("CUDA_DOUBLE_SEED", 1)));
@@ -92,6 +99,7 @@ void worker() {
   for (;;) {
     usleep(random() % (max_us + 1));
     std::lock_guard guard(lock);
+    if (leaving) return;
     if (waiting.empty()) continue;
     size_t pick = random() % waiting.size();
     OperationPtr operation = waiting[pick].lock();
@@ -106,7 +114,10 @@ void worker() {
 
 void hand_to_worker(const OperationPtr& operation) {
   static std::once_flag started;
-  std::call_once(started, [] { std::thread(worker).detach(); });
+  std::call_once(started, [] {
+    std::atexit(leave);
+    std::thread(worker).detach();
+  });
   waiting.push_back(operation);
 }
 

@@ -1,0 +1,335 @@
+"""The CUDA backend: KV on the device, growth, graphs, memory, and what it says when something is missing."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from genai_cli.errors import ExitCode, GenaiError
+
+Make = Callable[..., Any]
+F32 = np.dtype(np.float32)
+KINDS = [np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
+
+
+def numbered(shape: tuple[int, ...], dtype: Any, start: int = 0) -> np.ndarray:
+    """Distinct values (as far as 16 bits can tell)."""
+    return (np.arange(np.prod(shape)) % 251 + start).reshape(shape).astype(dtype)
+
+
+# -- KV ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", KINDS, ids=lambda kind: kind.name)
+def test_what_is_seeded_is_read_out(dtype: Any, cuda_backend: Make) -> None:
+    """Slots of different geometry; rows from the middle; a capacity larger than the length."""
+    backend = cuda_backend()
+    geometry = [(2, 8), (3, 5), (1, 7)]
+    slots = [backend.kv_slot(heads, dim, dtype) for heads, dim in geometry]
+    backend.reserve(11)
+    rows = [numbered((heads, 11, dim), dtype, i) for i, (heads, dim) in enumerate(geometry)]
+    for slot, part in zip(slots, rows, strict=True):
+        backend.kv_write(slot, part)
+    backend.kv_write(slots[1], rows[1][:, :3] * 2, start=4)
+    rows[1][:, 4:7] = rows[1][:, :3] * 2
+    for slot, part in zip(slots, rows, strict=True):
+        np.testing.assert_array_equal(backend.kv_view(slot, 2, 9), part[:, 2:9])
+
+
+def test_a_read_out_is_one_copy_for_all_slots(cuda_backend: Make) -> None:
+    backend = cuda_backend()
+    slots = [backend.kv_slot(2, 4, F32) for _ in range(6)]
+    backend.reserve(3)
+    for slot in slots:
+        backend.kv_write(slot, numbered((2, 3, 4), F32, slot.index))
+    before = backend.device.counters.dtoh
+    for slot in slots:
+        np.testing.assert_array_equal(backend.kv_view(slot, 1, 3), numbered((2, 3, 4), F32, slot.index)[:, 1:3])
+    assert backend.device.counters.dtoh == before + 1
+
+
+def test_growth_keeps_every_head(cuda_backend: Make) -> None:
+    backend = cuda_backend()
+    slots = [backend.kv_slot(2, 3, F32), backend.kv_slot(3, 5, F32)]
+    backend.reserve(4)
+    rows = [numbered((s.num_heads, 4, s.head_dim), F32, s.index) for s in slots]
+    for slot, part in zip(slots, rows, strict=True):
+        backend.kv_write(slot, part)
+    backend.set_past_len(4)
+    for tokens, capacity in ((256, 256), (257, 512), (600, 1024)):
+        backend.reserve(tokens)
+        assert [slot.capacity for slot in slots] == [capacity, capacity]
+        for slot, part in zip(slots, rows, strict=True):
+            np.testing.assert_array_equal(backend.kv_view(slot, 0, 4), part)
+
+
+def test_growth_that_fails_changes_nothing(cuda_backend: Make, double: Any) -> None:
+    backend = cuda_backend()
+    slots = [backend.kv_slot(4, 64, F32) for _ in range(2)]
+    backend.reserve(10)
+    for slot in slots:
+        backend.kv_write(slot, numbered((4, 10, 64), F32, slot.index))
+    backend.set_past_len(10)
+    backend.synchronize()
+    held, generation = double.memory_used(), backend.generation
+    double.set_memory(held + slots[0].nbytes(512) + 1000)  # room for one of two
+    try:
+        with pytest.raises(GenaiError, match="out of memory") as caught:
+            backend.reserve(500)
+    finally:
+        double.set_memory(2 << 30)
+    backend.synchronize()
+    assert caught.value.exit_code is ExitCode.CANNOT
+    assert f"`{slots[0].nbytes(512)}` bytes were asked for" in caught.value.message
+    assert (double.memory_used(), backend.generation, backend.capacity) == (held, generation, 256)
+    for slot in slots:
+        np.testing.assert_array_equal(backend.kv_view(slot, 0, 10), numbered((4, 10, 64), F32, slot.index))
+
+
+@pytest.mark.parametrize("ask", [(-1, 2), (0, 300), (3, 2)])
+def test_rows_that_are_not_there_are_refused(ask: tuple[int, int], cuda_backend: Make) -> None:
+    backend = cuda_backend()
+    slot = backend.kv_slot(1, 4, F32)
+    backend.reserve(2)
+    with pytest.raises(GenaiError, match="were asked for"):
+        backend.kv_view(slot, *ask)
+    with pytest.raises(GenaiError, match="found `float32"):
+        backend.kv_write(slot, np.zeros((1, 2, 5), np.float32))
+    with pytest.raises(GenaiError, match="were given"):
+        backend.kv_write(slot, np.zeros((1, 2, 4), np.float32), start=255)
+
+
+# -- recordings --------------------------------------------------------------------------------------------------------
+
+
+class Step:
+    """One decode step of a tiny layer over two slots, driven token by token."""
+
+    heads, dim = 2, 8
+
+    def __init__(self, backend: Any) -> None:
+        self.backend = backend
+        self.slots = [backend.kv_slot(self.heads, self.dim, F32) for _ in range(2)]
+        width = self.heads * self.dim
+        self.x, self.normed, self.y = (backend.empty((1, 1, width), F32) for _ in range(3))
+        self.gamma = backend.constant(np.ones(width, np.float32))
+        self.recording: Any = None
+
+    def token(self, position: int) -> bytes:
+        """Feed one token at a position; the step's output, bit by bit."""
+        backend, width = self.backend, self.heads * self.dim
+        backend.reserve(position + 1)
+        backend.set_past_len(position)
+        value = np.random.default_rng(position).standard_normal((1, 1, width)).astype(np.float32)
+        backend.upload(self.x, value)
+        if self.recording is None:
+            self._record()
+        else:
+            self.recording.replay()
+        return bytes(backend.download(self.y))
+
+    def _record(self) -> None:
+        attrs = {"num_heads": self.heads, "kv_num_heads": self.heads, "key_slot": 0, "value_slot": 1}
+        self.recording = self.backend.record()
+        self.recording.call("RMSNormalization", [self.x, self.gamma], [self.normed], {})
+        self.recording.call("genai.Attention", [self.normed, self.normed, self.x], [self.y], attrs)
+
+    def present(self, length: int) -> bytes:
+        return b"".join(bytes(np.ascontiguousarray(self.backend.kv_view(slot, 0, length))) for slot in self.slots)
+
+
+def test_eager_and_captured_are_the_same_over_three_growths(cuda_backend: Make) -> None:
+    """256, 512, 1024, 2048: every growth makes the graph stale, and the counters tell all of it."""
+    positions = [*range(3), 255, 256, 257, 511, 512, 513, 1023, 1024, 1025]
+    eager, captured = Step(cuda_backend(capture=False)), Step(cuda_backend())
+    for step in (eager, captured):  # what lies between the fed positions is the same in both
+        step.backend.reserve(256)
+    for position in positions:
+        for step in (eager, captured):
+            fill_to(step, position)
+        assert eager.token(position) == captured.token(position), position
+    assert eager.present(1026) == captured.present(1026)
+    counts = captured.backend.captures
+    assert (counts.warm_ups, counts.captures, counts.invalidations) == (1, 4, 3)
+    assert counts.replays == counts.graph_launches == len(positions) - 1
+    assert counts.declined == []
+    assert eager.backend.captures.eager_replays == len(positions) - 1
+    assert eager.backend.captures.captures == 0
+
+
+def fill_to(step: Step, position: int) -> None:
+    """Seed the slots with fixed rows up to a position, growing on the way."""
+    step.backend.reserve(position)
+    held = step.backend.past_len
+    if position <= held:
+        return
+    for slot in step.slots:
+        rows = np.random.default_rng(slot.index).standard_normal((step.heads, position, step.dim)).astype(np.float32)
+        step.backend.kv_write(slot, rows[:, held:position], start=held)
+    step.backend.set_past_len(position)
+
+
+def test_a_declined_capture_goes_on_eagerly_and_says_why(cuda_backend: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest, declined = Step(cuda_backend(capture=False)), Step(cuda_backend())
+    launch = declined.backend.device.launch
+
+    def waits_inside(work: Any, builder: Any = None) -> None:
+        """A wait is not allowed in a capture: it breaks it."""
+        launch(work, builder)
+        if builder is not None:
+            declined.backend.device.wait()
+
+    monkeypatch.setattr(declined.backend.device, "launch", waits_inside)
+    for position in range(4):
+        assert honest.token(position) == declined.token(position)
+    counts = declined.backend.captures
+    assert counts.captures == 0
+    assert counts.eager_replays == 3
+    (reason,) = counts.declined
+    assert reason.first_kernel == "norm"
+    assert "CAPTURE" in reason.reason
+
+
+def test_an_interrupt_leaves_the_stream_usable(cuda_backend: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, again = Step(cuda_backend()), Step(cuda_backend(capture=False))
+    assert step.token(0) == again.token(0)
+    launch = step.backend.device.launch
+
+    def interrupted(work: Any, builder: Any = None) -> None:
+        launch(work, builder)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(step.backend.device, "launch", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            step.token(1)
+    assert step.token(1) == again.token(1)
+
+
+def test_an_index_outside_is_told_after_the_step(cuda_backend: Make) -> None:
+    backend = cuda_backend()
+    table, y = backend.constant(np.zeros((4, 2), np.float32)), backend.empty((1, 2), F32)
+    backend.record().call("Gather", [table, backend.constant(np.array([9]))], [y], {"axis": 0})
+    with pytest.raises(GenaiError, match="index `9`"):
+        backend.synchronize()
+    backend.synchronize()
+
+
+# -- memory and threads ------------------------------------------------------------------------------------------------
+
+
+def test_the_last_reference_may_die_on_any_thread(cuda_backend: Make, double: Any) -> None:
+    gc.collect()
+    backend = cuda_backend()
+    backend.synchronize()
+    before = double.memory_used()
+    held = [backend.empty((100,), F32) for _ in range(1000)]
+
+    def drop() -> None:
+        while held:
+            held.pop()
+
+    worker = threading.Thread(target=drop)
+    worker.start()
+    worker.join()
+    backend.synchronize()
+    assert double.memory_used() == before
+    assert backend.device.allocated_bytes == sum(m.nbytes for m in (backend._state,))
+
+
+def test_a_dropped_backend_gives_everything_back(cuda_backend: Make, double: Any) -> None:
+    gc.collect()
+    before = double.leaks()[0]
+    for _ in range(20):
+        Step(cuda_backend()).token(0)
+    gc.collect()
+    assert double.leaks()[0] == before
+
+
+# -- what is missing ---------------------------------------------------------------------------------------------------
+
+OPEN = """
+import sys
+from genai_cli.backends.cuda import CudaBackend, CudaOptions
+from genai_cli.errors import GenaiError
+try:
+    CudaBackend(int(sys.argv[1]), CudaOptions(code_type="ptx"))
+except GenaiError as error:
+    print(error.message)
+    sys.exit(int(error.exit_code))
+"""
+
+
+def opened(index: int, **environment: str) -> tuple[int, str]:
+    """Exit code and message of opening a device in a process of its own."""
+    command = [sys.executable, "-c", OPEN, str(index)]
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout.strip()
+
+
+def test_no_driver(double: Any) -> None:
+    code, said = opened(0, LD_LIBRARY_PATH="")
+    assert code == ExitCode.CANNOT
+    assert "libcuda.so.1" in said
+    assert "CUDA 13 is needed" in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("index", "environment", "said"),
+    [
+        (3, {}, "device `cuda:3` was asked for, this machine has `1`"),
+        (0, {"CUDA_DOUBLE_DEVICES": "0"}, "CUDA_ERROR_NO_DEVICE"),
+        (0, {"CUDA_DOUBLE_DRIVER_VERSION": "12040"}, "the driver is for CUDA 12.4"),
+    ],
+)
+def test_a_device_that_cannot_be_used(index: int, environment: dict[str, str], said: str, double: Any) -> None:
+    code, message = opened(index, **double.environment(), **environment)
+    assert code == ExitCode.CANNOT
+    assert said in message
+    assert "\n" not in message
+
+
+def test_a_cache_that_cannot_be_written_is_only_a_note(tmp_path: Path, cuda_backend: Make) -> None:
+    (tmp_path / "file").write_text("not a directory")
+    backend = cuda_backend(cache_dir=tmp_path / "file" / "kernels")
+    assert Step(backend).token(0)
+    (note,) = backend.device.kernels.notes
+    assert "not kept" in note
+
+
+def test_kernels_are_kept_between_runs(tmp_path: Path, cuda_backend: Make) -> None:
+    first, second = cuda_backend(cache_dir=tmp_path), cuda_backend(cache_dir=tmp_path)
+    assert Step(first).token(0) == Step(second).token(0)
+    assert first.device.kernels.compiled > 0
+    assert second.device.kernels.compiled == 0
+
+
+def test_a_kernel_that_does_not_compile_shows_the_line(cuda_driver: Any) -> None:
+    from genai_cli.backends.cuda_device import compile_kernel
+
+    with pytest.raises(GenaiError, match=r"wrong.*\(2\).*identifier \"nonsense\"") as caught:
+        compile_kernel("__global__ void wrong() {\n  nonsense = 1;\n}\n", "wrong", "sm_90", "ptx")
+    assert caught.value.exit_code is ExitCode.INTERNAL
+
+
+def test_a_fault_names_the_kernel(cuda_backend: Make, double: Any) -> None:
+    backend = cuda_backend(wait_after_launch=True)
+    short = backend.alias(backend.constant(np.zeros(4, np.float32)), (4,), F32)
+    long = backend.empty((64,), F32)
+    short.shape = (64,)
+    with pytest.raises(GenaiError, match="`unary`") as caught:
+        backend.record().call("Exp", [short], [long], {})
+    assert caught.value.exit_code is ExitCode.INTERNAL
+    assert "past the end" in double.reports()
+    double.clear_error()
