@@ -80,6 +80,19 @@ def nmse(got: np.ndarray, want: np.ndarray) -> float:
     return float(np.square(a - b).sum() / max(np.square(b).sum(), TINY))
 
 
+def nmse_rows(got: np.ndarray, want: np.ndarray) -> np.ndarray:
+    """NMSE of every row of [T, width], f64 [T]; inf where either side has a non-finite value.
+
+    The energy is the mean row's: one nearly empty row is not held to a relative error of its own.
+    """
+    if got.shape != want.shape:
+        raise ValueError(f"arrays of shapes {got.shape} and {want.shape} cannot be compared")
+    finite = np.isfinite(got.astype(np.float32)).all(axis=1) & np.isfinite(want.astype(np.float32)).all(axis=1)
+    a, b = _zero_rows(got, finite), _zero_rows(want, finite)
+    energy = max(float(np.square(b).sum(axis=1).mean()) if len(b) else 0.0, TINY)
+    return _or_inf(np.square(a - b).sum(axis=1) / energy, finite)
+
+
 def max_abs(got: np.ndarray, want: np.ndarray) -> float:
     """max |got - want|; inf when either side has a non-finite value; 0 for empty arrays."""
     a, b = got.astype(np.float64), want.astype(np.float64)

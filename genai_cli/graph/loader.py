@@ -192,3 +192,10 @@ def node_inputs(node: Node) -> list[str]:
             used = [name for sub in value.nodes for name in node_inputs(sub)] + [out.name for out in value.outputs]
             names += [name for name in used if name not in inner]
     return names
+
+
+def external_files(path: Path) -> list[str]:
+    """Names of the data files a model refers to, relative to its folder, sorted."""
+    tensors = read_model(path).graph.initializer
+    entries = (entry for tensor in tensors for entry in tensor.external_data if entry.key == "location")
+    return sorted({entry.value for entry in entries})

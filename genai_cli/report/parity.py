@@ -97,6 +97,7 @@ class Perturbation:
     flips: int
     n: int
     pair: float = 0.0
+    kv_nmse: float = 0.0
 
 
 @dataclass(frozen=True)

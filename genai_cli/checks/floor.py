@@ -1,0 +1,156 @@
+"""The oracle's own noise: how far its logits move under variations that are all equally valid.
+
+Running it twice measures zero. So: decode against prefill, graph optimisation off, and one element of one weight (or of
+the embedding output) changed by one ulp, eight times. Without the last, correct engines fail: one ulp in one norm weight
+was seen to move logits by up to 24 x what decode against prefill does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path as FilePath
+
+import numpy as np
+
+from genai_cli.checks import compare
+from genai_cli.checks.limits import KAPPA, ROUNDOFF_NMSE
+from genai_cli.checks.oracles import Change, Oracle
+from genai_cli.checks.paths import Path, Run, prefilled
+from genai_cli.graph.cuts import embedding_output
+from genai_cli.report.parity import Floor, Perturbation, Probe
+
+NUM_NUDGES = 8
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How far one run moved from the reference."""
+
+    max_abs: float
+    pair: float
+    nmse: float
+    kv_nmse: float
+    flips: int
+    n: int
+
+
+def noise(run: Run, reference: Run) -> Noise:
+    """Worst row of the logits and worst component of the KV."""
+    rows = compare.row_metrics(run.logits, reference.logits)
+    kv = [compare.nmse(a, b) for a, b in zip(run.caches, reference.caches, strict=True) if b.size]
+    return Noise(
+        float(rows.max_abs.max()), float(rows.pair.max()), float(rows.nmse.max()), max(kv, default=0.0),
+        len(rows.flips), len(rows.nmse),
+    )  # fmt: skip
+
+
+def worst_of(parts: Sequence[Noise]) -> Noise:
+    """Over several inputs."""
+    return Noise(
+        max(p.max_abs for p in parts), max(p.pair for p in parts), max(p.nmse for p in parts),
+        max(p.kv_nmse for p in parts), sum(p.flips for p in parts), sum(p.n for p in parts),
+    )  # fmt: skip
+
+
+def nudges(oracle: Oracle, seed: int, count: int = NUM_NUDGES) -> list[tuple[str, Change]]:
+    """One-ulp changes of the oracle: the embedding output first, then weights drawn by `seed`, the largest element."""
+    twin = oracle.twin()
+    rng = np.random.default_rng(seed)
+    embedding = embedding_output(twin)
+    changes: list[tuple[str, Change]] = []
+    if embedding is not None:
+        for column in rng.choice(embedding.width, min(2, embedding.width), replace=False):
+            changes.append(_embedding_nudge(embedding.name, int(column), embedding.width, embedding.dtype))
+    names = twin.nudgeable()
+    for pick in rng.permutation(len(names))[: count - len(changes)]:
+        changes.append(_weight_nudge(names[int(pick)], int(np.abs(twin.weight(names[int(pick)])).argmax())))
+    return changes
+
+
+def _embedding_nudge(name: str, column: int, width: int, dtype: np.dtype) -> tuple[str, Change]:
+    return f"1 ulp on `{name}` column {column}", lambda twin: twin.nudge_value(name, column, width, dtype)
+
+
+def _weight_nudge(name: str, index: int) -> tuple[str, Change]:
+    return f"1 ulp on `{name}`[{index}]", lambda twin: twin.nudge(name, index)
+
+
+def variations(oracle: Oracle, paths: Sequence[Path], seed: int) -> Iterator[tuple[str, list[Run]]]:
+    """Every valid variation and its runs; the caller has the decode run already."""
+    unoptimised: Change = lambda twin: twin  # noqa: E731  # the same graph, opened without optimisation
+    for name, change, level in [
+        ("graph optimisation off", unoptimised, "off"),
+        *((name, change, "all") for name, change in nudges(oracle, seed)),
+    ]:
+        runner = oracle.open(change, optimization=level)
+        try:
+            yield name, [prefilled(runner, path) for path in paths]
+        finally:
+            runner.close()
+
+
+def measure(
+    oracle: Oracle, paths: Sequence[Path], references: Sequence[Run], decoded: Sequence[Run], seed: int,
+    progress: Progress, kappa: float = KAPPA, key: str = "",
+) -> Floor:  # fmt: skip
+    """The floor over all inputs: the worst of all variations."""
+    found = {"token by token instead of one prefill": worst_of(list(map(noise, decoded, references)))}
+    for name, runs in variations(oracle, paths, seed):
+        progress(f"floor: {name}")
+        found[name] = worst_of(list(map(noise, runs, references)))
+    return floor_of(found, kappa, key)
+
+
+def floor_of(found: dict[str, Noise], kappa: float, key: str) -> Floor:
+    """A floor is never below one rounding of the logits themselves."""
+    perturbations = [
+        Perturbation(name, n.max_abs == 0, n.max_abs, n.nmse, n.flips, n.n, n.pair, n.kv_nmse) for name, n in found.items()
+    ]
+    worst = worst_of(list(found.values()))
+    used = {
+        "nmse": max(worst.nmse, ROUNDOFF_NMSE), "pair": worst.pair, "max_abs": worst.max_abs,
+        "kv_nmse": max(worst.kv_nmse, ROUNDOFF_NMSE),
+    }  # fmt: skip
+    return Floor(perturbations, used, kappa, cached=False, key=key)
+
+
+def cache_key(parts: Sequence[str]) -> str:
+    """Artifact, oracle kind, ORT version, CPU features, ids, seed: whatever the floor depends on."""
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+def load(folder: FilePath | None, key: str, kappa: float) -> tuple[Floor, list[Probe]] | None:
+    """A floor and the liveness probes measured with it, or None. A damaged file counts as none."""
+    if folder is None:
+        return None
+    try:
+        data = json.loads((folder / f"floor-{key}.json").read_text())
+        perturbations = [Perturbation(**entry) for entry in data["perturbations"]]
+        used = {name: float(value) for name, value in data["used"].items()}
+        return Floor(perturbations, used, kappa, cached=True, key=key), [Probe(**entry) for entry in data["probes"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def save(folder: FilePath | None, floor: Floor, probes: Sequence[Probe]) -> None:
+    """Keep a floor for the next run. A folder that cannot be written to costs time, not the verdict."""
+    if folder is None:
+        return
+    parts = {"perturbations": floor.perturbations, "probes": probes}
+    text = json.dumps({"used": floor.used, **{name: [asdict(p) for p in part] for name, part in parts.items()}})
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = folder / f"floor-{floor.key}.partial"
+        partial.write_text(text)
+        partial.replace(folder / f"floor-{floor.key}.json")
+    except OSError:
+        return
+
+
+def pair_floor(floor: Floor, reference: np.ndarray) -> float:
+    """The floor in logits, at least one ulp of the largest logit."""
+    return max(floor.used["pair"], compare.ulp_size(float(np.abs(reference).max())))

@@ -1,0 +1,309 @@
+"""`genai parity`: the same ids through native and an oracle, judged by the oracle's own noise.
+
+preflight -> oracle's path -> floor and liveness (cached) -> teacher-forced logits, tokens, KV -> the mode the user runs
+-> on failure, or when asked: layers -> verdict. Each step is a function of one of the modules beside this one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path as FilePath
+from typing import Protocol
+
+import numpy as np
+
+from genai_cli import __version__
+from genai_cli.backends.base import Backend
+from genai_cli.checks import evidence, floor, layers, liveness, preflight, user_mode
+from genai_cli.checks.limits import KAPPA, Bound, ceiling
+from genai_cli.checks.op_battery import RunModel
+from genai_cli.checks.oracles import DEFAULTS, Golden, OpenModel, Oracle, load_golden, parse_kind, save_golden
+from genai_cli.checks.paths import Path, Run, forced, greedy_path, prefilled
+from genai_cli.checks.verdict import Judgement, judge
+from genai_cli.errors import ExitCode, GenaiError
+from genai_cli.graph.ir import Graph
+from genai_cli.kv.layout import KvLayout
+from genai_cli.report.parity import Check, Flip, Floor, KvRow, Layer, Override, ParityReport, Point, Probe, Splice
+from genai_cli.runners.base import Runner, RunnerInfo
+from genai_cli.runners.native import NativeRunner
+
+Transform = Callable[[Graph], Graph]
+Progress = Callable[[str], None]
+SECOND_MODE = ("f16", "bf16", "q_int8")  # native's own mode differs from the exact mode that gates
+
+
+class OpenNative(Protocol):
+    """Opens the package on the native engine: `exact` is f32 everywhere, `transform` plants a defect."""
+
+    def __call__(self, *, exact: bool, transform: Transform | None = None) -> NativeRunner: ...
+
+
+@dataclass(frozen=True)
+class Target:
+    """One package, and how each engine opens it."""
+
+    name: str
+    model_path: FilePath
+    graph: Graph
+    open_native: OpenNative
+    open_ort: OpenModel
+    open_backend: Callable[[], Backend]
+    run_ort: RunModel  # ONNX Runtime on any model in memory
+    tokenizer_path: FilePath | None = None
+    environment: dict[str, object] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Ids of one input; `embeds` for decoders that are fed embeddings."""
+
+    id: str
+    ids: np.ndarray  # int64 [P]
+
+
+def first_maximum(row: np.ndarray) -> int:
+    """Greedy: the lowest id of the largest logit."""
+    return int(np.argmax(row))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user may choose."""
+
+    steps: int = 64
+    oracle: str | None = None
+    kappa: float = KAPPA
+    seed: int = 0
+    explain: bool = False
+    allow_skip: bool = False
+    cache_dir: FilePath | None = None
+    save_golden: FilePath | None = None
+    transform: Transform | None = None  # a planted defect, for mutants
+    overrides: tuple[Override, ...] = ()
+    pick: Callable[[np.ndarray], int] = first_maximum  # the sampler's greedy rule over one row [V]
+    expected_flips: dict[int, str] = field(default_factory=dict)  # position -> reason
+
+
+@dataclass
+class Oracles:
+    """What the oracle said, and how sure it is."""
+
+    kind: str
+    info: dict[str, object]
+    runner_info: RunnerInfo | None
+    paths: list[Path]
+    references: list[Run]
+    floor: Floor
+    probes: list[Probe]
+    oracle: Oracle | None
+
+
+@dataclass
+class Found:
+    """What accumulates on the way to the report."""
+
+    checks: list[Check] = field(default_factory=list)
+    flips: list[Flip] = field(default_factory=list)
+    kv: list[KvRow] = field(default_factory=list)
+    points: list[Point] = field(default_factory=list)
+    layers: list[Layer] = field(default_factory=list)
+    splice: list[Splice] = field(default_factory=list)
+    place: str = ""
+
+
+def parity(target: Target, prompts: Sequence[Prompt], settings: Settings, progress: Progress) -> ParityReport:
+    """Everything, in order. GenaiError where a side cannot run at all."""
+    started = time.monotonic()
+    if not prompts or any(not len(prompt.ids) for prompt in prompts):
+        raise GenaiError("no prompt tokens were given: nothing to compare", exit_code=ExitCode.NOT_COMPARED)
+    artifact = preflight.artifact(target.model_path, target.graph, target.tokenizer_path)
+    oracles = consult(target, artifact, prompts, settings, progress)
+    found = Found()
+    exact = artifact.precision in SECOND_MODE
+    progress("native: exact mode" if exact else "native")
+    native = target.open_native(exact=exact, transform=settings.transform)
+    try:
+        runs = [forced(native, path) for path in oracles.paths]
+        found.checks += _preflight_checks(native, oracles, artifact)
+        compare_runs(found, runs, native.kv_layout, oracles, artifact, settings)
+        found.checks.append(evidence.free_run(native, oracles.paths, settings.pick))
+    finally:
+        native.close()
+    if exact:
+        found.checks += user_mode.checks(target, oracles, artifact, settings.transform, settings.seed, progress)
+    judgement = judge(found.checks, found.flips, settings.allow_skip)
+    if (judgement.exit_code == ExitCode.DIFFERENT or settings.explain) and oracles.oracle is not None:
+        locate(found, target, oracles, runs, exact, settings, progress)
+    return _report(target, artifact, oracles, found, judgement, native.info, settings, time.monotonic() - started)
+
+
+def consult(
+    target: Target, artifact: preflight.Artifact, prompts: Sequence[Prompt], settings: Settings, progress: Progress
+) -> Oracles:
+    """The oracle's path, logits, floor and liveness."""
+    kind, file = parse_kind(settings.oracle or DEFAULTS[artifact.precision])
+    if kind == "golden":
+        assert file is not None
+        return _golden(load_golden(file, artifact.identity), settings)
+    oracle = Oracle(kind, target.model_path, target.open_ort)
+    progress(f"oracle: {kind}")
+    runner = oracle.open()
+    try:
+        walked = [greedy_path(runner, prompt.ids, settings.steps, prompt.id) for prompt in prompts]
+        paths = [path for path, _ in walked]
+        references = [prefilled(runner, path) for path in paths]
+        measured, found = _noise(oracle, runner, paths, references, [run for _, run in walked], artifact, settings, progress)
+        info = runner.info
+    finally:
+        runner.close()
+    made = Oracles(kind, _oracle_info(kind, info, oracle), info, paths, references, measured, found, oracle)
+    if settings.save_golden is not None:
+        _save(settings.save_golden, made, artifact)
+    return made
+
+
+def _noise(
+    oracle: Oracle, runner: Runner, paths: list[Path], references: list[Run], decoded: list[Run],
+    artifact: preflight.Artifact, settings: Settings, progress: Progress,
+) -> tuple[Floor, list[Probe]]:  # fmt: skip
+    info = runner.info
+    key = floor.cache_key(
+        [artifact.identity, oracle.kind, info.version, str(info.providers), str(info.threads), str(settings.seed),
+         *(path.sha256 for path in paths), *map(str, sorted(info.options.items()))]
+    )  # fmt: skip
+    known = floor.load(settings.cache_dir, key, settings.kappa)
+    if known is not None:
+        return known
+    measured = floor.measure(oracle, paths, references, decoded, settings.seed, progress, settings.kappa, key)
+    progress("liveness")
+    found = liveness.probes(oracle, runner, paths[0], references[0].logits, floor.pair_floor(measured, references[0].logits))
+    floor.save(settings.cache_dir, measured, found)
+    return measured, found
+
+
+def _oracle_info(kind: str, info: RunnerInfo, oracle: Oracle) -> dict[str, object]:
+    changes = [] if kind == "ort" else oracle.twin().changes
+    return {
+        "kind": kind, "version": info.version, "ep": list(info.providers), "nodes": info.nodes,
+        "options": info.options, "rewrites": changes, "threads": info.threads,
+    }  # fmt: skip
+
+
+def _golden(golden: Golden, settings: Settings) -> Oracles:
+    path = Path("golden", golden.ids, golden.prompt_len)
+    measured = Floor([], golden.floor, settings.kappa, cached=True, key="golden")
+    info: dict[str, object] = {"kind": "golden", "version": golden.origin, "ep": [], "nodes": 0, "options": {}}
+    return Oracles("golden", info, None, [path], [Run(golden.logits, [])], measured, [], None)
+
+
+def _save(file: FilePath, made: Oracles, artifact: preflight.Artifact) -> None:
+    path, reference = made.paths[0], made.references[0]
+    origin = f"{made.kind} {made.info['version']}"
+    save_golden(file, Golden(path.ids, path.prompt_len, reference.logits, artifact.identity, origin, made.floor.used))
+
+
+def _preflight_checks(native: Runner, oracles: Oracles, artifact: preflight.Artifact) -> list[Check]:
+    ids = np.concatenate([path.ids for path in oracles.paths])
+    checks = [
+        preflight.sides_check(native.info, oracles.runner_info, artifact.num_nodes),
+        preflight.ids_check(ids, oracles.references[0].logits.shape[1]),
+    ]
+    return [*checks, liveness.liveness_check(oracles.probes)] if oracles.probes else checks
+
+
+def compare_runs(
+    found: Found, runs: Sequence[Run], layout: KvLayout, oracles: Oracles, artifact: preflight.Artifact, settings: Settings
+) -> None:
+    """Teacher-forced logits, tokens and KV against the floor."""
+    limit = Bound(oracles.floor.used["nmse"], settings.kappa, ceiling(artifact.precision if oracles.kind == "ort" else "f32").nmse)
+    pair_floor = floor.pair_floor(oracles.floor, oracles.references[0].logits)
+    pair = settings.kappa * pair_floor
+    logits = evidence.Logits.of(runs, oracles.references, oracles.paths)
+    found.flips = evidence.flips(logits, pair, limit, settings.expected_flips)
+    found.points = logits.points()
+    found.checks += [
+        evidence.finite_check(logits),
+        evidence.nmse_check(logits, limit),
+        evidence.pair_check(logits, pair, limit),
+        evidence.tokens_check(logits, found.flips, pair),
+    ]
+    kv_limit = Bound(oracles.floor.used["kv_nmse"], settings.kappa, limit.ceiling)
+    found.kv = evidence.kv_rows(runs, oracles.references, layout, kv_limit)
+    found.checks.append(evidence.kv_check(found.kv, kv_limit, bool(oracles.references[0].caches)))
+
+
+def locate(
+    found: Found, target: Target, oracles: Oracles, runs: Sequence[Run], exact: bool, settings: Settings, progress: Progress
+) -> None:
+    """Which layer: taps, accepted only where the tapped run still shows the failure."""
+    assert oracles.oracle is not None
+    progress("layers")
+    native = target.open_native(exact=exact, transform=settings.transform)
+    try:
+        worst = evidence.worst_input(runs, oracles.references)
+        located = layers.localise(
+            native, oracles.oracle, target.graph, oracles.paths[worst], runs[worst], oracles.references[worst],
+            oracles.floor, progress, settings.explain,
+        )  # fmt: skip
+    finally:
+        native.close()
+    found.layers, found.splice, found.place = located.layers, located.splice, located.place
+
+
+def _report(
+    target: Target, artifact: preflight.Artifact, oracles: Oracles, found: Found, judgement: Judgement,
+    native: RunnerInfo, settings: Settings, elapsed_s: float,
+) -> ParityReport:  # fmt: skip
+    return ParityReport(
+        tool={"name": "genai", "version": __version__},
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        verdict=judgement.verdict,
+        exit_code=int(judgement.exit_code),
+        reason=judgement.reason,
+        place=found.place,
+        next_command=next_command(judgement, target, oracles.kind),
+        artifact={
+            "name": target.name, "path": str(target.model_path), "sha256": artifact.sha256,
+            "external_data_sha256": artifact.external_data_sha256, "tokenizer_sha256": artifact.tokenizer_sha256,
+            "dtypes": artifact.dtypes, "accuracy_levels": artifact.accuracy_levels, "precision": artifact.precision,
+        },
+        sides={
+            "native": {
+                "version": native.version, "nodes_native": native.nodes, "nodes_fallback": native.nodes_fallback,
+                "providers": list(native.providers), "options": native.options,
+            },
+            "oracle": oracles.info,
+        },
+        environment={**target.environment, "threads": native.threads},
+        seed=settings.seed,
+        inputs=[
+            {"id": p.id, "n_tokens": p.prompt_len, "steps": p.steps, "ids_sha256": p.sha256} for p in oracles.paths
+        ],
+        floor=oracles.floor,
+        liveness=oracles.probes,
+        checks=found.checks,
+        flips=found.flips,
+        layers=found.layers,
+        splice=found.splice,
+        kv=found.kv,
+        overrides=list(settings.overrides),
+        warnings=list(target.warnings),
+        points=found.points,
+        elapsed_s=elapsed_s,
+    )  # fmt: skip
+
+
+def next_command(judgement: Judgement, target: Target, kind: str) -> str:
+    """What to type next."""
+    model = target.name
+    if judgement.exit_code == ExitCode.INCONCLUSIVE:
+        return f"genai parity {model} --oracle {'ort-sharp' if kind == 'ort' else 'ort-f32'}"
+    if judgement.exit_code == ExitCode.DIFFERENT:
+        return f"genai parity {model} --explain --bundle repro"
+    if judgement.exit_code == ExitCode.UNPROVEN:
+        return f"genai parity {model} --prompt 'a longer text'"
+    return f"genai mirror-check {model}" if judgement.exit_code == ExitCode.OK else f"genai inspect {model}"

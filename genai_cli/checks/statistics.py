@@ -1,0 +1,90 @@
+"""Equivalence of means, signs of flips, and tokens sampled with shared noise."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from genai_cli.checks.limits import TOST_MARGIN, TOST_TOKENS
+from genai_cli.report.parity import Check
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Mean and standard error of paired differences."""
+
+    mean: float
+    se: float
+    n: int
+
+    @property
+    def plain(self) -> dict[str, float]:
+        """For reports."""
+        return {"mean": self.mean, "se": self.se, "n": self.n}
+
+
+def paired(differences: np.ndarray) -> Paired:
+    """Of differences [n], one a token."""
+    n = len(differences)
+    spread = float(differences.std(ddof=1)) if n > 1 else math.inf
+    return Paired(float(differences.mean()) if n else math.nan, spread / math.sqrt(n) if n else math.inf, n)
+
+
+def tost(found: Paired, margin: float = TOST_MARGIN) -> float:
+    """p of two one-sided tests that |mean| >= margin (normal approximation, n >= 1,000); small means equivalent."""
+    if found.se == 0:
+        return 0.0 if abs(found.mean) < margin else 1.0
+    lower, upper = (found.mean + margin) / found.se, (found.mean - margin) / found.se
+    return max(1 - _phi(lower), _phi(upper))
+
+
+def _phi(z: float) -> float:
+    return 0.5 * (1 + math.erf(z / math.sqrt(2)))
+
+
+def sign_test(wins: int, losses: int) -> float:
+    """Two-sided p that an arbiter sides with either engine equally often."""
+    n = wins + losses
+    if n == 0:
+        return 1.0
+    tail = sum(math.comb(n, k) for k in range(min(wins, losses) + 1)) / 2**n
+    return min(1.0, 2 * tail)
+
+
+def nll_check(differences: np.ndarray, what: str) -> Check:
+    """ΔNLL within the margin, tested, not assumed: too few tokens are said to be too few, and decide nothing."""
+    found = paired(differences)
+    source = f"TOST, margin {TOST_MARGIN} nat/token (a choice), n >= {TOST_TOKENS}"
+    extra = {**found.plain, "what": what}
+    if found.n < TOST_TOKENS:
+        reason = f"{found.n} tokens, {TOST_TOKENS} are needed for a statement about the mean"
+        return Check("statistics.nll", "statistics", "info", found.n, value=found.mean, limit=TOST_MARGIN,
+                     limit_source=source, reason=reason, extra=extra)  # fmt: skip
+    p = tost(found)
+    verdict = "pass" if p <= 0.05 else "fail"
+    reason = "" if verdict == "pass" else f"mean ΔNLL {found.mean:.3g} ± {found.se:.2g} nat/token is not inside the margin"
+    return Check("statistics.nll", "statistics", verdict, found.n, value=found.mean, limit=TOST_MARGIN,
+                 limit_source=source, reason=reason, extra={**extra, "p": p})  # fmt: skip
+
+
+def shared_noise_tokens(logits: np.ndarray, temperature: float, seed: int) -> np.ndarray:
+    """Tokens sampled by Gumbel noise drawn from `seed` alone, int64 [T]: both engines get the same noise."""
+    noise = np.random.default_rng(seed).gumbel(size=logits.shape)
+    return np.asarray(np.argmax(logits.astype(np.float64) / temperature + noise, axis=1), np.int64)
+
+
+def sampled_check(got: np.ndarray, want: np.ndarray, bound: float, temperature: float, seed: int) -> Check:
+    """Sampled tokens must agree wherever the noisy margin is beyond 2B / temperature."""
+    noise = np.random.default_rng(seed).gumbel(size=want.shape)
+    noisy = want.astype(np.float64) / temperature + noise
+    top = np.sort(noisy, axis=1)[:, -2:]
+    decisive = (top[:, 1] - top[:, 0]) > 2 * bound / temperature
+    differ = shared_noise_tokens(got, temperature, seed) != np.argmax(noisy, axis=1)
+    bad = int((differ & decisive).sum())
+    return Check(
+        "tokens.sampled", "tokens", "fail" if bad else "pass", len(want), decisive=int(decisive.sum()), value=float(bad),
+        limit=0.0, limit_source="same noise on both sides; post-noise margin > 2B",
+        reason=f"{bad} sampled tokens differ beyond the bound" if bad else "", extra={"flips": int(differ.sum())},
+    )  # fmt: skip

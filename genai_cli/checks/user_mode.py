@@ -1,0 +1,72 @@
+"""The mode the user runs, where it is not the exact one: rounded 16-bit values, int8 activations.
+
+Its largest deviation is printed and never gated: it differs from ONNX Runtime's elided casts by policy, not by fault. What
+vouches for it: every quantized product in isolation on identical inputs, and the mean of the log likelihood.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from genai_cli.checks import compare, statistics
+from genai_cli.checks.op_battery import ops_check, quantized_products
+from genai_cli.checks.paths import Run, forced
+from genai_cli.checks.preflight import Artifact
+from genai_cli.graph.ir import Graph
+from genai_cli.report.parity import Check
+
+if TYPE_CHECKING:
+    from genai_cli.checks.parity import Oracles, Target
+
+
+def checks(
+    target: Target, oracles: Oracles, artifact: Artifact, transform: Callable[[Graph], Graph] | None,
+    seed: int, progress: Callable[[str], None],
+) -> list[Check]:  # fmt: skip
+    """Op by op, then statistically, on the oracle's path."""
+    progress("native: the mode you run")
+    native = target.open_native(exact=False, transform=transform)
+    try:
+        runs = [forced(native, path) for path in oracles.paths]
+    finally:
+        native.close()
+    made = [_deviation(runs, oracles), _non_finite(runs), _nll(runs, oracles)]
+    if artifact.precision == "q_int8" and oracles.oracle is not None:
+        progress("ops: quantized products on identical inputs")
+        results = quantized_products(target.graph, target.open_backend(), target.run_ort, seed)
+        made.append(ops_check(results, "ops.quantized"))
+    return made
+
+
+def _rows(runs: list[Run], oracles: Oracles) -> tuple[np.ndarray, np.ndarray]:
+    return np.concatenate([r.logits for r in runs]), np.concatenate([r.logits for r in oracles.references])
+
+
+def _deviation(runs: list[Run], oracles: Oracles) -> Check:
+    rows = compare.row_metrics(*_rows(runs, oracles))
+    flips = len(rows.flips)
+    return Check(
+        "user_mode.deviation", "logits", "info", len(rows.nmse), value=float(rows.nmse.max()),
+        limit_source="printed, not gated: rounding policy, not fault",
+        extra={"max_abs": float(rows.max_abs.max()), "flips": flips, "oracle": oracles.kind},
+    )  # fmt: skip
+
+
+def _non_finite(runs: list[Run]) -> Check:
+    found = [(i, bad) for i, run in enumerate(runs) if (bad := compare.non_finite(run.logits))]
+    reason = f"native gives {found[0][1].kind} logits at position {found[0][1].position}" if found else ""
+    return Check(
+        "user_mode.finite", "logits", "fail" if found else "pass", sum(len(run.logits) for run in runs),
+        value=float(len(found)), limit=0.0, limit_source="non-finite values are never equal", reason=reason,
+    )  # fmt: skip
+
+
+def _nll(runs: list[Run], oracles: Oracles) -> Check:
+    differences = [
+        compare.nll(run.logits[:-1], path.ids[1:]) - compare.nll(reference.logits[:-1], path.ids[1:])
+        for run, reference, path in zip(runs, oracles.references, oracles.paths, strict=True)
+    ]
+    return statistics.nll_check(np.concatenate(differences), f"the mode you run against {oracles.kind}")
