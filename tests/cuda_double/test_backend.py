@@ -231,7 +231,7 @@ def test_an_index_outside_is_told_after_the_step(cuda_backend: Make) -> None:
 def test_the_last_reference_may_die_on_any_thread(cuda_backend: Make, double: Any) -> None:
     gc.collect()
     backend = cuda_backend()
-    backend.synchronize()
+    double.leaks()  # waits for every stream, dropped ones too
     before = double.memory_used()
     held = [backend.empty((100,), F32) for _ in range(1000)]
 
@@ -242,7 +242,7 @@ def test_the_last_reference_may_die_on_any_thread(cuda_backend: Make, double: An
     worker = threading.Thread(target=drop)
     worker.start()
     worker.join()
-    backend.synchronize()
+    double.leaks()
     assert double.memory_used() == before
     assert backend.device.allocated_bytes == sum(m.nbytes for m in (backend._state,))
 
