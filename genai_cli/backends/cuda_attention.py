@@ -191,6 +191,57 @@ def _mask_strides(mask: Tensor | None, shape: _Shape) -> tuple[Scalar, ...]:
     return integers(strides[2], strides[1], strides[3])
 
 
+@dataclass(frozen=True)
+class _Side:
+    """[B, heads, T, D], or [B, T, heads * D] with the number of heads from an attribute."""
+
+    address: int
+    heads: int
+    tokens: int
+    dim: int
+    strides: tuple[int, int, int]  # batch, token, head, in elements
+
+    @property
+    def args(self) -> tuple[Scalar, ...]:
+        return (pointer(self.address), *integers(*self.strides))
+
+
+def _side(tensor: Tensor, heads: int) -> _Side:
+    if len(tensor.shape) == 4:
+        _, own, tokens, dim = tensor.shape
+        return _Side(tensor.address, own, tokens, dim, (own * tokens * dim, dim, tokens * dim))
+    _, tokens, width = tensor.shape
+    return _Side(tensor.address, heads, tokens, width // heads, (tokens * width, width, width // heads))
+
+
+@plans("Attention", "genai.AttentionDense")
+def _dense(call: Call) -> list[Launch]:
+    attrs, mask, lengths, y = call.attrs, call.optional(3), call.optional(6), call.output()
+    heads = int(attrs.get("q_num_heads") or attrs.get("num_heads") or 0)
+    kv_heads = int(attrs.get("kv_num_heads") or heads)
+    q, k, v = (_side(call.input(i), n) for i, n in ((0, heads), (1, kv_heads), (2, kv_heads)))
+    out, batch = _side(y, heads), y.shape[0]
+    if size(y.shape) == 0:
+        return []
+    strides = broadcast_strides(mask.shape, (batch, q.heads, q.tokens, mask.shape[-1])) if mask is not None else [0] * 4
+    args = (
+        *q.args, *k.args, *v.args, *out.args,
+        address(mask), *integers(strides[0], strides[2], strides[1], strides[3]), address(lengths),
+        *integers(k.tokens, q.heads // k.heads, q.dim, v.dim, attrs.get("left_window_size", -1)),
+        integer(0 if attrs.get("is_causal", 0) else attrs.get("right_window_size", -1)),
+        real(attrs.get("scale") or 1 / math.sqrt(q.dim)), real(attrs.get("softcap", 0.0)),
+        flag(attrs.get("bias_before_softcap", 0)), pointer(call.fault_address),
+    )  # fmt: skip
+    types = (
+        ctype(y),
+        ctype(call.input(1)),
+        ctype(mask) if mask else "float",
+        ctype(lengths) if lengths else "long long",
+    )
+    shared = (q.dim + TILE + v.dim) * FLOAT_BYTES
+    return [Launch(SOURCE, f"dense<{', '.join(types)}>", (q.heads, q.tokens, batch), TILE, args, shared)]
+
+
 @plans("RotaryEmbedding")
 def _rotary(call: Call) -> list[Launch]:
     """ai.onnx: x, cos, sin, ids?."""

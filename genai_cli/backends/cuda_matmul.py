@@ -26,6 +26,8 @@ from genai_cli.backends.cuda_launch import (
 
 LOAD_BYTES = 16  # one load of a weight vector
 COLUMN_WARPS, ROW_WARPS, NBITS_WARPS = 8, 8, 4  # kWarps in matmul.cu (both kernels) and nbits.cu
+TILED_ROWS = 17  # from here on the tiled kernel reads less than `columns` with its 4 rows at once
+TILE_ROWS, TILE_COLUMNS, TILE_THREADS = 64, 32, 256  # kTileRows, kTileColumns, kSide * kSide in matmul.cu
 MANY_ROWS = 4  # rows that share one read of the weights
 
 
@@ -71,6 +73,9 @@ def _columns(call: Call, p: Product, b: Tensor, batch: tuple[int, int, int], a_a
         real(p.alpha),
         real(p.beta),
     )
+    if p.m >= TILED_ROWS:
+        grid = (-(-p.n // TILE_COLUMNS), -(-p.m // TILE_ROWS), batch[0])
+        return Launch("matmul", f"tiled<{ctype(a)}>", grid, TILE_THREADS, args)
     grid = (-(-p.n // (WARP * lanes)), row_blocks, batch[0])
     return Launch("matmul", f"columns<{lanes}, {rows}, {ctype(a)}>", grid, COLUMN_WARPS * WARP, args)
 

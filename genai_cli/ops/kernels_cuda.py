@@ -15,6 +15,7 @@ from genai_cli.ops.kernels import (
     ALL,
     ANY,
     BOOL,
+    DENSE,
     FLOAT,
     FLOATS,
     INDICES,
@@ -149,6 +150,8 @@ rule(
     "cuda", "Attention", kinds(FLOATS, 0, 1, 2, 3, 4, 7, 8, 9), alike(0, 1, 2, 7, 8, 9), kinds(INDICES, 5),
     kinds(FLOATS | BOOL, 6), one_length, domain=OURS, kernel="genai.Attention",
 )  # fmt: skip
+rule("cuda", "Attention", *DENSE, num_outputs=1)
+rule("cuda", "AttentionDense", *DENSE, num_outputs=1, domain=OURS, kernel="genai.AttentionDense")
 CONV = only("activation", "none", "silu", "swish")
 rule("cuda", "CausalConvWithState", FLOAT, ALIKE, CONV)
 rule(

@@ -103,6 +103,58 @@ __device__ inline void merge(float& top, float& total, float other_top, float ot
   top = both;
 }
 
+// One query against keys [begin, end): what is read, and what has been summed so far. By a block of kTile threads.
+template <class KV, class M>
+struct Query {
+  float *query, *weights, *acc;  // shared: [dim], [kTile], [value_dim]
+  const KV *keys, *values;
+  i64 key_stride, value_stride, dim, value_dim;
+  const M* mask;  // of this query's row, or null
+  i64 mask_key, begin, end;
+  Scores scores;
+  float top, total;
+
+  __device__ float score(i64 key) const {
+    float bias = mask ? bias_of(mask[key * mask_key]) : 0.f;
+    return bias == -infinity() ? bias : scores.of(dot(query, keys + key * key_stride, dim), bias);
+  }
+
+  __device__ void start() {
+    for (i64 i = threadIdx.x; i < value_dim; i += kTile) acc[i] = 0.f;
+    top = -infinity();
+    total = 0.f;
+    __syncthreads();
+  }
+
+  __device__ void take(i64 tile) {
+    i64 key = tile * kTile + threadIdx.x;
+    float mine = key >= begin && key < end ? score(key) : -infinity();
+    float tile_top = block_reduce<Largest>(mine), weight = mine == -infinity() ? 0.f : expf(mine - tile_top);
+    weights[threadIdx.x] = weight;
+    float tile_total = block_reduce<Plus>(weight), keep, add;
+    merge(top, total, tile_top, tile_total, keep, add);
+    i64 from = max(begin, tile * kTile), to = min(end, (tile + 1) * kTile);
+    for (i64 i = threadIdx.x; i < value_dim; i += kTile) {
+      float sum = 0.f;
+      for (i64 j = from; j < to; ++j) sum += weights[j - tile * kTile] * widen(values[j * value_stride + i]);
+      acc[i] = acc[i] * keep + sum * add;
+    }
+    __syncthreads();
+  }
+
+  __device__ void take_all() {
+    for (i64 tile = begin / kTile; tile < (end + kTile - 1) / kTile; ++tile) take(tile);
+  }
+
+  // `extra` is one more score whose weight is dropped (a sink), or -infinity.
+  template <class T>
+  __device__ void finish(T* y, float extra) {
+    float keep, add;
+    merge(top, total, extra, extra == -infinity() ? 0.f : 1.f, keep, add);
+    for (i64 i = threadIdx.x; i < value_dim; i += kTile) y[i] = narrow<T>(total > 0.f ? acc[i] * keep / total : 0.f);
+  }
+};
+
 // One block a (tile or all tiles, head, token). PARTIAL: the tile's own (top, total, acc[value_dim]) goes to `partial`
 // [T, H, tiles, value_dim + 2]; else the block takes all tiles in order and writes the output.
 template <bool PARTIAL, class T, class KV, class M>
@@ -110,51 +162,55 @@ __global__ void attend(const float* queries, T* y, i64 y_token, i64 y_head, cons
                        i64 mask_key, const T* sink, float* partial, const i64* state, i64 heads, i64 group, i64 num_new,
                        i64 appended, i64 dim, i64 value_dim, i64 key_slot, i64 value_slot, i64 window, float scale,
                        float softcap, int causal, int smooth, int bias_first) {
-  extern __shared__ float shared[];  // query [dim], weights [kTile], acc [value_dim]
-  float *query = shared, *weights = query + dim, *acc = weights + kTile;
-  i64 head = blockIdx.y, token = blockIdx.z;
-  i64 total_len = state[0] + appended, position = total_len - num_new + token;
-  i64 end = causal ? position + 1 : total_len, begin = window > 0 ? max(position - window + 1, i64(0)) : 0;
-  const KV* keys = slot_rows<KV>(state, key_slot, head / group, dim);
-  const KV* values = slot_rows<KV>(state, value_slot, head / group, value_dim);
-  Scores scores = {scale, softcap, bias_first};
-  for (i64 i = threadIdx.x; i < dim; i += kTile) query[i] = queries[(token * heads + head) * dim + i];
-  for (i64 i = threadIdx.x; i < value_dim; i += kTile) acc[i] = 0.f;
-  float top = -infinity(), total = 0.f;
-  __syncthreads();
-  i64 first = PARTIAL ? i64(blockIdx.x) : begin / kTile, last = PARTIAL ? first + 1 : (end + kTile - 1) / kTile;
-  for (i64 tile = first; tile < last; ++tile) {
-    i64 key = tile * kTile + threadIdx.x;
-    bool seen = key >= begin && key < end;
-    float score = -infinity();
-    if (seen) {
-      float bias = mask ? bias_of(mask[token * mask_token + head * mask_head + key * mask_key]) : 0.f;
-      score = bias == -infinity() ? bias : scores.of(dot(query, keys + key * dim, dim), bias);
-    }
-    float tile_top = block_reduce<Largest>(score);
-    float weight = score == -infinity() ? 0.f : expf(score - tile_top);
-    weights[threadIdx.x] = weight;
-    float tile_total = block_reduce<Plus>(weight), keep, add;
-    merge(top, total, tile_top, tile_total, keep, add);
-    i64 from = max(begin, tile * kTile), to = min(end, (tile + 1) * kTile);
-    for (i64 i = threadIdx.x; i < value_dim; i += kTile) {
-      float sum = 0.f;
-      for (i64 j = from; j < to; ++j) sum += weights[j - tile * kTile] * widen(values[j * value_dim + i]);
-      acc[i] = acc[i] * keep + sum * add;
-    }
-    __syncthreads();
-  }
+  extern __shared__ float shared[];
+  i64 head = blockIdx.y, token = blockIdx.z, total_len = state[0] + appended, position = total_len - num_new + token;
+  Query<KV, M> q;
+  q.query = shared, q.weights = shared + dim, q.acc = q.weights + kTile;
+  q.keys = slot_rows<KV>(state, key_slot, head / group, dim), q.key_stride = q.dim = dim;
+  q.values = slot_rows<KV>(state, value_slot, head / group, value_dim), q.value_stride = q.value_dim = value_dim;
+  q.mask = mask ? mask + token * mask_token + head * mask_head : nullptr, q.mask_key = mask_key;
+  q.end = causal ? position + 1 : total_len, q.begin = window > 0 ? max(position - window + 1, i64(0)) : 0;
+  q.scores = {scale, softcap, bias_first};
+  for (i64 i = threadIdx.x; i < dim; i += kTile) q.query[i] = queries[(token * heads + head) * dim + i];
+  q.start();
   if (PARTIAL) {
+    q.take(blockIdx.x);
     float* out = partial + ((token * heads + head) * gridDim.x + blockIdx.x) * (value_dim + 2);
-    for (i64 i = threadIdx.x; i < value_dim; i += kTile) out[2 + i] = acc[i];
-    if (threadIdx.x == 0) out[0] = top, out[1] = total;
+    for (i64 i = threadIdx.x; i < value_dim; i += kTile) out[2 + i] = q.acc[i];
+    if (threadIdx.x == 0) out[0] = q.top, out[1] = q.total;
+  } else {
+    q.take_all();
+    q.finish(HEAD(y, token, head), sink ? widen(sink[head]) : smooth ? 0.f : -infinity());
+  }
+}
+
+// ONNX Attention over K and V as they are: one block a (head, token, sequence). Query t stands at key t, or, with
+// lengths, the last query at the last key.
+template <class T, class KV, class M, class I>
+__global__ void dense(const T* q, i64 q_batch, i64 q_token, i64 q_head, const KV* k, i64 k_batch, i64 k_token, i64 k_head,
+                      const KV* v, i64 v_batch, i64 v_token, i64 v_head, T* y, i64 y_batch, i64 y_token, i64 y_head,
+                      const M* mask, i64 mask_batch, i64 mask_token, i64 mask_head, i64 mask_key, const I* lengths,
+                      i64 num_keys, i64 group, i64 dim, i64 value_dim, i64 left, i64 right, float scale, float softcap,
+                      int bias_first, i64* fault) {
+  extern __shared__ float shared[];
+  i64 head = blockIdx.x, token = blockIdx.y, batch = blockIdx.z, tokens = gridDim.y;
+  i64 held = lengths ? static_cast<i64>(lengths[batch]) : num_keys, position = lengths ? held - tokens + token : token;
+  if (held < 0 || held > num_keys) {
+    *fault = (i64(1) << 62) + held;
     return;
   }
-  float extra = sink ? widen(sink[head]) : smooth ? 0.f : -infinity(), keep, add;
-  merge(top, total, extra, extra == -infinity() ? 0.f : 1.f, keep, add);
-  for (i64 i = threadIdx.x; i < value_dim; i += kTile) {
-    *(HEAD(y, token, head) + i) = narrow<T>(total > 0.f ? acc[i] * keep / total : 0.f);
-  }
+  const T* from = HEAD(q, token, head) + batch * q_batch;
+  Query<KV, M> one;
+  one.query = shared, one.weights = shared + dim, one.acc = one.weights + kTile;
+  one.keys = k + batch * k_batch + head / group * k_head, one.key_stride = k_token, one.dim = dim;
+  one.values = v + batch * v_batch + head / group * v_head, one.value_stride = v_token, one.value_dim = value_dim;
+  one.mask = mask ? mask + batch * mask_batch + token * mask_token + head * mask_head : nullptr, one.mask_key = mask_key;
+  one.end = right < 0 ? held : min(held, position + right + 1), one.begin = left < 0 ? 0 : max(position - left, i64(0));
+  one.scores = {scale, softcap, bias_first};
+  for (i64 i = threadIdx.x; i < dim; i += kTile) one.query[i] = widen(from[i]);
+  one.start();
+  one.take_all();
+  one.finish(HEAD(y, token, head) + batch * y_batch, -infinity());
 }
 
 // Merges the tiles of a (head, token) in order.

@@ -333,3 +333,26 @@ def test_a_fault_names_the_kernel(cuda_backend: Make, double: Any) -> None:
     assert caught.value.exit_code is ExitCode.INTERNAL
     assert "past the end" in double.reports()
     double.clear_error()
+
+
+# -- products ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", KINDS, ids=lambda kind: kind.name)
+def test_a_row_has_the_same_bits_among_any_number_of_rows(dtype: Any, cuda_backend: Make) -> None:
+    """Decode (1 row), a chunk (3) and a prefill (20, the tiled kernel): cold and warm KV must not differ."""
+    backend = cuda_backend()
+    random = np.random.default_rng(1)
+    a, b = random.standard_normal((20, 37)).astype(dtype), random.standard_normal((37, 41)).astype(dtype)
+    weight = backend.constant(b)
+
+    def product(rows: np.ndarray) -> np.ndarray:
+        y = backend.empty((len(rows), 41), np.dtype(dtype))
+        backend.record().call("MatMul", [backend.constant(rows), weight], [y], {})
+        return np.asarray(backend.download(y))
+
+    whole = product(a)
+    np.testing.assert_array_equal(whole, np.concatenate([product(a[i : i + 1]) for i in range(20)]))
+    np.testing.assert_array_equal(whole[:3], product(a[:3]))
+    wide = a.astype(np.float32) @ b.astype(np.float32)
+    np.testing.assert_allclose(whole.astype(np.float32), wide, rtol=1.6e-2, atol=2e-2)  # bf16, as in ops/tolerance.py
