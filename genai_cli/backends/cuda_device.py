@@ -93,8 +93,8 @@ def _first_line(error: BaseException) -> str:
 
 def kernel_source(name: str) -> str:
     """common.cuh and one family's .cu as one text."""
-    packaged = importlib.resources.files("genai_cli") / "cuda"
-    folder = packaged if packaged.is_dir() else Path(__file__).parents[2] / "native" / "cuda"
+    checkout = Path(__file__).parents[2] / "native" / "cuda"  # an editable install's copies may be old
+    folder = checkout if checkout.is_dir() else importlib.resources.files("genai_cli") / "cuda"
     try:
         return (folder / "common.cuh").read_text() + (folder / f"{name}.cu").read_text()
     except FileNotFoundError as error:
