@@ -11,7 +11,7 @@ TINY = 1e-300  # keeps 0 / 0 out of ratios: an all-zero row that agrees has the 
 
 @dataclass(frozen=True)
 class RowMetrics:
-    """What two logit matrices [T, V] differ by, row by row. A row with a non-finite value on either side counts as inf."""
+    """What two logit matrices [T, V] differ by, row by row. A row with a non-finite value on a side counts as inf."""
 
     max_abs: np.ndarray  # f64 [T]: max |Δ| over all V tokens
     pair: np.ndarray  # f64 [T]: max |Δ| over the tokens that decide the row (see `pair_delta`)
@@ -87,7 +87,7 @@ def nmse_rows(got: np.ndarray, want: np.ndarray) -> np.ndarray:
     """
     if got.shape != want.shape:
         raise ValueError(f"arrays of shapes {got.shape} and {want.shape} cannot be compared")
-    finite = np.isfinite(got.astype(np.float32)).all(axis=1) & np.isfinite(want.astype(np.float32)).all(axis=1)
+    finite = np.asarray(np.isfinite(np.stack([got, want]).astype(np.float32)).all(axis=(0, 2)))
     a, b = _zero_rows(got, finite), _zero_rows(want, finite)
     energy = max(float(np.square(b).sum(axis=1).mean()) if len(b) else 0.0, TINY)
     return _or_inf(np.square(a - b).sum(axis=1) / energy, finite)

@@ -13,7 +13,7 @@ from genai_cli.checks.flips import PASSING, decisive, flips_of, mismatch_bound
 from genai_cli.checks.limits import Bound
 from genai_cli.checks.paths import Path, Run
 from genai_cli.kv.layout import KvLayout
-from genai_cli.report.parity import Check, Flip, KvRow, Point
+from genai_cli.report.parity import Check, CheckVerdict, Flip, KvRow, Point
 from genai_cli.runners.base import Runner
 
 MAX_POINTS = 2000  # positions drawn in the scatter
@@ -95,7 +95,7 @@ def nmse_check(logits: Logits, limit: Bound) -> Check:
     )  # fmt: skip
 
 
-def _judge(value: float, limit: Bound, what: str) -> tuple[str, str]:
+def _judge(value: float, limit: Bound, what: str) -> tuple[CheckVerdict, str]:
     if limit.too_noisy and value <= limit.kappa * limit.floor:
         return "inconclusive", (
             f"{limit.kappa:g} x the oracle's own noise (NMSE {limit.kappa:g} x {limit.floor:.2g}) is above the limit"
@@ -113,7 +113,7 @@ def _recorded(logits: Logits) -> dict[str, object]:
     rows = np.concatenate([index + sum(len(p.ids) for p in logits.paths[:i]) for i, index in enumerate(inner)])
     divergence = compare.kl(got, want)
     return {
-        "kl_mean": float(divergence.mean()), "kl_p99": float(np.quantile(divergence, 0.99)),
+        "kl_mean": float(divergence.mean()), "kl_p99": float(np.quantile(divergence, 0.99, method="higher")),
         "kl_max": float(divergence.max()), "top1": compare.top_overlap(got, want, 1),
         "top5": compare.top_overlap(got, want, 5),
         "delta_nll": statistics.paired(compare.nll(got[rows], targets) - compare.nll(want[rows], targets)).plain,
@@ -123,8 +123,10 @@ def _recorded(logits: Logits) -> dict[str, object]:
 def pair_check(logits: Logits, bound: float, limit: Bound) -> Check:
     """Largest change of a token that decides a row: no token match excuses it."""
     value, worst = logits.worst("pair")
-    verdict = "pass" if value <= bound else "inconclusive" if limit.too_noisy else "fail"
-    reason = f"a deciding logit moved by {value:.3g} at {worst['where']}, limit {bound:.3g}" if verdict != "pass" else ""
+    verdict: CheckVerdict = "pass" if value <= bound else "inconclusive" if limit.too_noisy else "fail"
+    reason = (
+        f"a deciding logit moved by {value:.3g} at {worst['where']}, limit {bound:.3g}" if verdict != "pass" else ""
+    )
     return Check(
         "logits.pair", "logits", verdict, logits.num_rows, value=value, limit=bound,
         limit_source=f"{limit.kappa:g} x the oracle's own floor", worst=worst, reason=reason,
@@ -151,25 +153,33 @@ def tokens_check(logits: Logits, found: Sequence[Flip], bound: float) -> Check:
 
 
 def free_run(native: Runner, paths: Sequence[Path], pick: Callable[[np.ndarray], int]) -> Check:
-    """Native generates by itself, with the sampler the user has; every token must be the first maximum of its logits."""
-    compared, wrong, first, diverged = 0, 0, "", None
+    """Native generates by itself, with the sampler the user has; every token must be the first maximum of its logits,
+    and must stay so when a later token is given the same logit."""
+    compared, wrong, diverged = 0, [], None
     for path in paths:
         native.reset()
         row = native.step(path.ids[: path.prompt_len])
         for pos in range(path.prompt_len, len(path.ids)):
-            token, wanted = pick(row[0]), int(compare.first_max(row)[0])
             compared += 1
-            if token != wanted:
-                wrong += 1
-                first = first or f"sampling: token {token} chosen at position {pos}, the first maximum is {wanted}"
+            token = pick(row[0])
+            if token != int(compare.first_max(row)[0]) or pick(_tied(row[0])) != token:
+                wrong.append(f"sampling: token {token} at position {pos} is not the first of the largest logits")
             if token != path.ids[pos]:
                 diverged = diverged if diverged is not None else pos
                 break
             row = native.step(np.array([token], np.int64))
     return Check(
-        "free_run", "tokens", "fail" if wrong else "pass", compared, value=float(wrong), limit=0.0,
-        limit_source="argmax takes the first maximum", reason=first, extra={"first_divergence": diverged},
+        "free_run", "tokens", "fail" if wrong else "pass", compared, value=float(len(wrong)), limit=0.0,
+        limit_source="argmax takes the first maximum", reason=wrong[0] if wrong else "",
+        extra={"first_divergence": diverged},
     )  # fmt: skip
+
+
+def _tied(row: np.ndarray) -> np.ndarray:
+    """The row with its last token as large as its first maximum."""
+    tied = row.copy()
+    tied[-1] = row.max()
+    return tied
 
 
 def worst_input(runs: Sequence[Run], references: Sequence[Run]) -> int:

@@ -108,7 +108,8 @@ def measure(
 def floor_of(found: dict[str, Noise], kappa: float, key: str) -> Floor:
     """A floor is never below one rounding of the logits themselves."""
     perturbations = [
-        Perturbation(name, n.max_abs == 0, n.max_abs, n.nmse, n.flips, n.n, n.pair, n.kv_nmse) for name, n in found.items()
+        Perturbation(name, n.max_abs == 0, n.max_abs, n.nmse, n.flips, n.n, n.pair, n.kv_nmse)
+        for name, n in found.items()
     ]
     worst = worst_of(list(found.values()))
     used = {
@@ -140,8 +141,8 @@ def save(folder: FilePath | None, floor: Floor, probes: Sequence[Probe]) -> None
     """Keep a floor for the next run. A folder that cannot be written to costs time, not the verdict."""
     if folder is None:
         return
-    parts = {"perturbations": floor.perturbations, "probes": probes}
-    text = json.dumps({"used": floor.used, **{name: [asdict(p) for p in part] for name, part in parts.items()}})
+    perturbations = [asdict(entry) for entry in floor.perturbations]
+    text = json.dumps({"used": floor.used, "perturbations": perturbations, "probes": [asdict(p) for p in probes]})
     try:
         folder.mkdir(parents=True, exist_ok=True)
         partial = folder / f"floor-{floor.key}.partial"

@@ -41,7 +41,9 @@ _OPS: dict[Precision, Limit] = {
     "f16": Limit(1e-3, 2.5e-3, 5e-4, "torch.testing 1e-3, ONNX Runtime op tests 2.5e-3; ggml mul_mat 5e-4"),
     "bf16": Limit(1.6e-2, 2e-2, 5e-4, "torch.testing 1.6e-2, ONNX Runtime op tests 2e-2; ggml mul_mat 5e-4"),
     "q_f32": Limit(1e-4, 1e-5, 5e-4, "ONNX Runtime f32; ggml mul_mat 5e-4"),
-    "q_int8": Limit(1e-4, 1e-5, 1e-12, "same integers on both sides: float additions alone differ (measured <= 7.4e-14)"),
+    "q_int8": Limit(
+        1e-4, 1e-5, 1e-12, "same integers on both sides: float additions alone differ (measured <= 7.4e-14)"
+    ),
     "f8": Limit(1e-1, 1.0, 1e-2, "JAX 1e-1"),
 }
 _CEILINGS: dict[Precision, Ceiling] = {

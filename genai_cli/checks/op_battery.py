@@ -68,17 +68,30 @@ def native_op(backend: Backend, node: Node, inputs: Sequence[np.ndarray | None])
     return [None if tensor is None else backend.download(tensor) for tensor in outputs], "kernel"
 
 
-def ort_op(run: RunModel, node: Node, inputs: Sequence[np.ndarray | None], constants: frozenset[int]) -> list[np.ndarray]:
+def ort_op(
+    run: RunModel, node: Node, inputs: Sequence[np.ndarray | None], constants: frozenset[int]
+) -> list[np.ndarray]:
     """The same node alone on ONNX Runtime, 16-bit values widened (its CPU has no bf16 kernels and rounds f16 otherwise)."""
     wide = [a.astype(np.float32) if a is not None and is_narrow(a.dtype) else a for a in inputs]
     model, feeds = one_node_model(
-        node.op_type, node.domain, {node.domain: node.opset}, wide, node.attrs, [bool(n) for n in node.outputs], constants
+        node.op_type,
+        node.domain,
+        {node.domain: node.opset},
+        wide,
+        node.attrs,
+        [bool(n) for n in node.outputs],
+        constants,
     )
     return run(model, feeds)
 
 
 def compare_op(
-    backend: Backend, run: RunModel, node: Node, inputs: Sequence[np.ndarray | None], constants: frozenset[int], repro: str
+    backend: Backend,
+    run: RunModel,
+    node: Node,
+    inputs: Sequence[np.ndarray | None],
+    constants: frozenset[int],
+    repro: str,
 ) -> OpResult:
     """One node on identical inputs."""
     shapes = " ".join("-" if a is None else f"{a.dtype.name}{list(a.shape)}" for a in inputs)
@@ -167,7 +180,11 @@ def artifact_ops(
     for seen in values:
         for node in graph.nodes:
             inputs = _inputs(graph, node, seen)
-            if inputs is None or any(isinstance(value, Graph) for value in node.attrs.values()) or node.op_type == "Constant":
+            if (
+                inputs is None
+                or any(isinstance(value, Graph) for value in node.attrs.values())
+                or node.op_type == "Constant"
+            ):
                 continue
             key = _key(node, inputs)
             if key not in made:
@@ -208,7 +225,9 @@ def ops_check(results: Sequence[OpResult], name: str = "ops") -> Check:
     bad = [r for r in compared if not r.ok]
     skipped = sorted({r.op for r in results if r.ok is None} - {r.op for r in compared})
     if not compared:
-        return Check(name, "ops", "not applicable", reason="no op of this kind in the graph", extra={"not_compared": skipped})
+        return Check(
+            name, "ops", "not applicable", reason="no op of this kind in the graph", extra={"not_compared": skipped}
+        )
     worst = max(compared, key=lambda r: (not r.ok, (r.nmse or 0.0) / max(r.limit, compare.TINY)))
     reason = f"{worst.op} `{worst.node}` {worst.shapes}: NMSE {worst.nmse:.2g}, limit {worst.limit:.0e}" if bad else ""
     return Check(

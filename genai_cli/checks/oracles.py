@@ -62,7 +62,9 @@ class Oracle:
             twin.sharp()
         return twin.wide() if self.kind != "ort" and twin.has_16_bit() else twin
 
-    def open(self, change: Change | None = None, *, optimization: str = "all", outputs: tuple[str, ...] = ()) -> OracleRunner:
+    def open(
+        self, change: Change | None = None, *, optimization: str = "all", outputs: tuple[str, ...] = ()
+    ) -> OracleRunner:
         """A session on the twin, changed. The unmodified artifact is opened as the file it is."""
         if self.kind == "ort" and change is None and not outputs:
             return self._open_model(None, optimization=optimization)
@@ -100,11 +102,18 @@ def load_golden(path: Path, artifact_sha256: str) -> Golden:
         with np.load(path, allow_pickle=False) as file:
             noise = dict(zip(file["floor_names"].tolist(), file["floor_values"].tolist(), strict=True))
             golden = Golden(
-                file["ids"], int(file["prompt_len"]), file["logits"], str(file["artifact_sha256"]), str(file["origin"]), noise
+                file["ids"],
+                int(file["prompt_len"]),
+                file["logits"],
+                str(file["artifact_sha256"]),
+                str(file["origin"]),
+                noise,
             )
             digest = str(file["digest"])
     except (OSError, ValueError, KeyError, EOFError) as error:
-        raise GenaiError(f"cannot read golden logits from `{path}`: {error}", hint="write it with --save-golden") from None
+        raise GenaiError(
+            f"cannot read golden logits from `{path}`: {error}", hint="write it with --save-golden"
+        ) from None
     if digest != _digest(golden.ids, golden.logits):
         raise GenaiError(f"`{path}` is damaged: its content does not fit its digest", hint="write it again")
     if golden.artifact_sha256 != artifact_sha256:

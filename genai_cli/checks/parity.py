@@ -136,7 +136,8 @@ def parity(target: Target, prompts: Sequence[Prompt], settings: Settings, progre
     if exact:
         found.checks += user_mode.checks(target, oracles, artifact, settings.transform, settings.seed, progress)
     judgement = judge(found.checks, found.flips, settings.allow_skip)
-    if (judgement.exit_code == ExitCode.DIFFERENT or settings.explain) and oracles.oracle is not None:
+    found.place = next((c.reason for c in found.checks if c.id == "free_run" and c.verdict == "fail"), "")
+    if _numbers_differ(found.checks) or (settings.explain and oracles.oracle is not None):
         locate(found, target, oracles, runs, exact, settings, progress)
     return _report(target, artifact, oracles, found, judgement, native.info, settings, time.monotonic() - started)
 
@@ -156,7 +157,9 @@ def consult(
         walked = [greedy_path(runner, prompt.ids, settings.steps, prompt.id) for prompt in prompts]
         paths = [path for path, _ in walked]
         references = [prefilled(runner, path) for path in paths]
-        measured, found = _noise(oracle, runner, paths, references, [run for _, run in walked], artifact, settings, progress)
+        measured, found = _noise(
+            oracle, runner, paths, references, [run for _, run in walked], artifact, settings, progress
+        )
         info = runner.info
     finally:
         runner.close()
@@ -180,7 +183,9 @@ def _noise(
         return known
     measured = floor.measure(oracle, paths, references, decoded, settings.seed, progress, settings.kappa, key)
     progress("liveness")
-    found = liveness.probes(oracle, runner, paths[0], references[0].logits, floor.pair_floor(measured, references[0].logits))
+    found = liveness.probes(
+        oracle, runner, paths[0], references[0].logits, floor.pair_floor(measured, references[0].logits)
+    )
     floor.save(settings.cache_dir, measured, found)
     return measured, found
 
@@ -216,10 +221,17 @@ def _preflight_checks(native: Runner, oracles: Oracles, artifact: preflight.Arti
 
 
 def compare_runs(
-    found: Found, runs: Sequence[Run], layout: KvLayout, oracles: Oracles, artifact: preflight.Artifact, settings: Settings
+    found: Found,
+    runs: Sequence[Run],
+    layout: KvLayout,
+    oracles: Oracles,
+    artifact: preflight.Artifact,
+    settings: Settings,
 ) -> None:
     """Teacher-forced logits, tokens and KV against the floor."""
-    limit = Bound(oracles.floor.used["nmse"], settings.kappa, ceiling(artifact.precision if oracles.kind == "ort" else "f32").nmse)
+    limit = Bound(
+        oracles.floor.used["nmse"], settings.kappa, ceiling(artifact.precision if oracles.kind == "ort" else "f32").nmse
+    )
     pair_floor = floor.pair_floor(oracles.floor, oracles.references[0].logits)
     pair = settings.kappa * pair_floor
     logits = evidence.Logits.of(runs, oracles.references, oracles.paths)
@@ -236,11 +248,23 @@ def compare_runs(
     found.checks.append(evidence.kv_check(found.kv, kv_limit, bool(oracles.references[0].caches)))
 
 
+def _numbers_differ(checks: Sequence[Check]) -> bool:
+    return any(check.verdict == "fail" and check.level in ("logits", "kv") for check in checks)
+
+
 def locate(
-    found: Found, target: Target, oracles: Oracles, runs: Sequence[Run], exact: bool, settings: Settings, progress: Progress
+    found: Found,
+    target: Target,
+    oracles: Oracles,
+    runs: Sequence[Run],
+    exact: bool,
+    settings: Settings,
+    progress: Progress,
 ) -> None:
     """Which layer: taps, accepted only where the tapped run still shows the failure."""
-    assert oracles.oracle is not None
+    if oracles.oracle is None:
+        found.place = "not localised: golden logits have no layers"
+        return
     progress("layers")
     native = target.open_native(exact=exact, transform=settings.transform)
     try:
@@ -251,7 +275,8 @@ def locate(
         )  # fmt: skip
     finally:
         native.close()
-    found.layers, found.splice, found.place = located.layers, located.splice, located.place
+    found.layers, found.splice = located.layers, located.splice
+    found.place = located.place if _numbers_differ(found.checks) else ""
 
 
 def _report(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from genai_cli.checks.limits import TOST_MARGIN, TOST_TOKENS
-from genai_cli.report.parity import Check
+from genai_cli.report.parity import Check, CheckVerdict
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ def sign_test(wins: int, losses: int) -> float:
     n = wins + losses
     if n == 0:
         return 1.0
-    tail = sum(math.comb(n, k) for k in range(min(wins, losses) + 1)) / 2**n
-    return min(1.0, 2 * tail)
+    tail = sum(math.comb(n, k) for k in range(min(wins, losses) + 1))
+    return min(1.0, 2 * tail / 2.0**n)
 
 
 def nll_check(differences: np.ndarray, what: str) -> Check:
@@ -63,8 +63,10 @@ def nll_check(differences: np.ndarray, what: str) -> Check:
         return Check("statistics.nll", "statistics", "info", found.n, value=found.mean, limit=TOST_MARGIN,
                      limit_source=source, reason=reason, extra=extra)  # fmt: skip
     p = tost(found)
-    verdict = "pass" if p <= 0.05 else "fail"
-    reason = "" if verdict == "pass" else f"mean ΔNLL {found.mean:.3g} ± {found.se:.2g} nat/token is not inside the margin"
+    verdict: CheckVerdict = "pass" if p <= 0.05 else "fail"
+    reason = (
+        "" if verdict == "pass" else f"mean ΔNLL {found.mean:.3g} ± {found.se:.2g} nat/token is not inside the margin"
+    )
     return Check("statistics.nll", "statistics", verdict, found.n, value=found.mean, limit=TOST_MARGIN,
                  limit_source=source, reason=reason, extra={**extra, "p": p})  # fmt: skip
 

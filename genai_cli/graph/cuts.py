@@ -1,12 +1,14 @@
 """Where a decoder can be cut in two: the values that everything downstream depends on, found by structure.
 
-A node is a cut when every way from the token embedding to the logits passes through it. With KV of all layers before it,
-its outputs carry the whole state of the computation: the residual stream.
+A node is a cut when every way from the token embedding to the logits passes through it. With KV of all layers before
+it, its outputs carry the whole state of the computation: the residual stream.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -38,11 +40,11 @@ def embedding_output(twin: Twin) -> EmbeddingOutput | None:
             table = twin.weight(node.input[0])
             return EmbeddingOutput(node.output[0], table.shape[-1], table.dtype)
         if node.op_type == "GatherBlockQuantized" and node.input[1] in ids:
-            return _quantized_embedding(twin, node.output[0], node.input[0], node.input[2], node.attribute)
+            return _quantized_embedding(twin, node.output[0], node.input[2], node.attribute)
     return None
 
 
-def _quantized_embedding(twin: Twin, output: str, table: str, scales: str, attributes) -> EmbeddingOutput:  # type: ignore[no-untyped-def]
+def _quantized_embedding(twin: Twin, output: str, scales: str, attributes: Sequence[Any]) -> EmbeddingOutput:
     block = next((int(a.i) for a in attributes if a.name == "block_size"), 128)
     values = twin.weight(scales)
     return EmbeddingOutput(output, values.shape[-1] * block, values.dtype)
@@ -50,7 +52,7 @@ def _quantized_embedding(twin: Twin, output: str, table: str, scales: str, attri
 
 @dataclass(frozen=True)
 class Block:
-    """One attention layer and what follows it: `outputs` is its cut, `nodes` everything between the previous cut and it."""
+    """One layer: `outputs` is its cut, `nodes` everything between the previous cut and it."""
 
     k: int
     layer: int  # the number in the graph's KV names; -1 where the block has no KV (recurrent)
@@ -128,8 +130,8 @@ def _carries_rows(node: Node, io: DecoderIo) -> bool:
 
 
 def _before_head(cuts: list[Node]) -> Node:
-    """After the last layer the head's own chain (norm, projection) is all cuts: the first that ends a skip is the block's."""
-    adders = [node for node in cuts if node.op_type in ("Add", "SkipSimplifiedLayerNormalization", "SkipLayerNormalization")]
+    """After the last layer the head's chain (norm, projection) is all cuts: the last that ends a skip is the block's."""
+    adders = [node for node in cuts if node.op_type == "Add" or node.op_type.startswith("Skip")]
     return adders[-1] if adders else cuts[0]
 
 

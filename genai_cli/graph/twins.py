@@ -1,4 +1,4 @@
-"""Rewritten models for the oracle, as protobuf in memory: same weights, sharper arithmetic, taps, one-ulp changes, splices.
+"""Rewritten models for the oracle, as protobuf in memory: sharper arithmetic, taps, one-ulp changes, splices.
 
 A twin keeps references to the artifact's external data; whoever opens its bytes says in which folder that lies.
 """
@@ -45,10 +45,10 @@ class Twin:
         """The protobuf. GenaiError where it would exceed protobuf's 2 GiB."""
         if self.model.ByteSize() > PROTOBUF_LIMIT:
             raise GenaiError(
-                f"the rewritten `{self.path.name}` needs {self.model.ByteSize()} bytes in memory, at most {PROTOBUF_LIMIT} fit",
+                f"the rewritten `{self.path.name}` needs {self.model.ByteSize()} bytes in memory; {PROTOBUF_LIMIT} fit",
                 hint="use another oracle: `--oracle ort` or `--oracle golden:FILE`",
             )
-        return self.model.SerializeToString()
+        return bytes(self.model.SerializeToString())
 
     def sharp(self) -> Twin:
         """Quantized matmuls take f32 activations: accuracy_level 1."""
@@ -69,7 +69,9 @@ class Twin:
     def with_outputs(self, names: Sequence[str]) -> Twin:
         """Extra graph outputs (taps)."""
         present = {value.name for value in self.graph.output}
-        self.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in present)
+        declared = {value.name: value for value in self.graph.value_info}
+        wanted = [name for name in names if name not in present]
+        self.graph.output.extend(declared.get(name, onnx.ValueInfoProto(name=name)) for name in wanted)
         self.changes.append(f"{len(names)} taps")
         return self
 
@@ -105,7 +107,7 @@ class Twin:
         return self
 
     def splice(self, values: Mapping[str, np.ndarray]) -> Twin:
-        """Everyone who reads one of these values gets the given array; what made it still runs, for its other outputs."""
+        """Everyone who reads one of these values gets the given array; what made it still runs."""
         for name, array in values.items():
             constant = f"{name}/spliced"
             self._rewire(name, constant)
@@ -140,7 +142,7 @@ class Twin:
         return levels
 
     def _tensor(self, name: str) -> onnx.TensorProto:
-        found = next((tensor for tensor in self.graph.initializer if tensor.name == name), None)
+        found: onnx.TensorProto | None = next((t for t in self.graph.initializer if t.name == name), None)
         if found is None:
             raise GenaiError(f"`{self.path.name}` has no weight `{name}`")
         return found
@@ -226,7 +228,8 @@ def one_node_model(
 
 def _onnx_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        name: numpy_helper.from_array(value) if isinstance(value, np.ndarray) else value for name, value in attrs.items()
+        name: numpy_helper.from_array(value) if isinstance(value, np.ndarray) else value
+        for name, value in attrs.items()
     }
 
 

@@ -1,0 +1,111 @@
+"""What a human sees first: one verdict line, one reason, one place, one next command; then numbers with denominators."""
+
+from __future__ import annotations
+
+from genai_cli.report.parity import Check, ParityReport
+
+_SHOWN = {"logits.nmse": "logits", "kv.value": "kv", "kv.transport": "kv bytes", "ops": "ops", "ops.quantized": "ops"}
+
+
+def number(value: float | None) -> str:
+    """Three digits."""
+    return "n/a" if value is None else f"{value:.3g}"
+
+
+def find(report: ParityReport, check_id: str) -> Check | None:
+    """A check by its id."""
+    return next((check for check in report.checks if check.id == check_id), None)
+
+
+def headline(report: ParityReport) -> str:
+    """The verdict line."""
+    name, precision = report.artifact.get("name", ""), report.artifact.get("precision", "")
+    oracle = report.sides.get("oracle", {})
+    engine = f"{_oracle_name(oracle)} {oracle.get('version', '')}".strip()
+    if report.exit_code == 1:
+        return f"FAIL  {name} ({precision})  {report.place or report.reason}"
+    if report.exit_code != 0:
+        return f"{report.verdict}  {name} ({precision})  {report.reason}"
+    verdict = report.verdict
+    near = sum(flip.class_ in ("TIE", "NEAR-TIE") for flip in report.flips)
+    if near:
+        verdict = f"PASS with {near} near-tie{'s' if near > 1 else ''}"  # type: ignore[assignment]
+    return f"{verdict}  {name} ({precision})  native = {engine} on {_tokens(report)}"
+
+
+def _oracle_name(oracle: dict[str, object]) -> str:
+    kind = str(oracle.get("kind", "ort"))
+    return {"ort": "ORT", "ort-sharp": "ORT (f32 activations)", "ort-f32": "ORT (f32 twin)"}.get(kind, kind)
+
+
+def _tokens(report: ParityReport) -> str:
+    check = find(report, "tokens")
+    if check is None:
+        return "0 tokens"
+    bound = float(check.extra.get("mismatch_rate_below", 1.0)) * 100
+    matched = f"{check.extra.get('matched', 0)}/{check.compared} tokens, {check.decisive} decisive"
+    return f"{matched} (true mismatch rate < {bound:.2g} %, 95 %)"
+
+
+def lines(report: ParityReport) -> list[str]:
+    """Everything a terminal shows without being asked."""
+    made = [headline(report)]
+    if report.exit_code == 1 and report.place:
+        made.append(f"      {report.reason}")
+    made += [f"      {line}" for line in _flip_lines(report)]
+    made += [f"      {line}" for line in _check_lines(report)]
+    made += [f"      warning: {warning}" for warning in report.warnings]
+    made += [f"      override: {o.key} = {o.value} ({o.reason})" for o in report.overrides]
+    if report.proof is not None:
+        made.append(f"      proof   {report.proof.killed}/{report.proof.applicable} mutants killed{_states(report)}")
+    made.append(f"      next    {report.next_command}      {report.elapsed_s:.1f} s")
+    return made
+
+
+def _states(report: ParityReport) -> str:
+    assert report.proof is not None
+    others = [m for m in report.proof.mutants if m.state not in ("killed", "not-applicable")]
+    listed = ", ".join(f"{m.id} ({m.target}) {m.state}" for m in others[:4])
+    return f"; {listed}" if listed else ""
+
+
+def _flip_lines(report: ParityReport) -> list[str]:
+    made = []
+    for flip in report.flips[:3]:
+        made.append(
+            f"position {flip.pos}: native {flip.native} / oracle {flip.oracle}, {flip.class_}: margin {number(flip.margin)},"
+            f" pair delta {number(flip.pair_delta)}, bound {number(flip.bound)} (the oracle's own noise)"
+            + (f", expected: {flip.expected}" if flip.expected else "")
+        )
+    more = len(report.flips) - 3
+    return [*made, f"and {more} more flips"] if more > 0 else made
+
+
+def _check_lines(report: ParityReport) -> list[str]:
+    made = []
+    for check in report.checks:
+        label = _SHOWN.get(check.id)
+        if label and check.verdict != "not applicable":
+            source = f" ({check.limit_source})" if check.limit_source else ""
+            made.append(
+                f"{label:<7} {check.verdict}: worst NMSE {number(check.value)} of {check.compared},"
+                f" limit {number(check.limit)}{source}"
+            )
+        elif check.verdict in ("fail", "inconclusive", "unproven", "skipped") and check.reason:
+            made.append(f"{check.id}: {check.reason}")
+        elif check.id in ("user_mode.deviation", "statistics.nll"):
+            made.append(_user_mode_line(check))
+    return made
+
+
+def _user_mode_line(check: Check) -> str:
+    if check.id == "user_mode.deviation":
+        flips = check.extra.get("flips", 0)
+        return (
+            f"as run  worst NMSE {number(check.value)}, {flips} of {check.compared} tokens flip against"
+            f" {check.extra.get('oracle')} (printed, not gated: rounding policy)"
+        )
+    mean, se = check.extra.get("mean"), check.extra.get("se")
+    return (
+        f"as run  ΔNLL {number(mean)} ± {number(se)} nat/token, n = {check.compared}: {check.reason or check.verdict}"
+    )
