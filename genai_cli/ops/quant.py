@@ -9,7 +9,6 @@ import numpy as np
 from genai_cli.errors import GenaiError
 from genai_cli.ops.cast import cast, onnx_dtype
 from genai_cli.ops.dtypes import SMALL_FLOAT, SMALL_INT, DType
-from genai_cli.ops.gather import check_indices
 from genai_cli.ops.infer import Attrs, Inputs, axis_of, dtype, optional, shape
 from genai_cli.ops.registry import Spec, op
 
@@ -137,7 +136,10 @@ def GatherBlockQuantized(
     gather_axis: int = 0,
     quantize_axis: int = 1,
 ) -> Array:
-    """Gather, then (q - zero) * scale. uint8 data holds 8 / bits levels a byte along the last axis, zero 2^(bits-1)."""
+    """Gather, then (q - zero) * scale; an index outside gives zeros, unlike Gather.
+
+    uint8 data holds 8 / bits levels a byte along the last axis and its zero is 2^(bits-1); 4-bit data has zero 0.
+    """
     if data.dtype == np.uint8:
         levels = unpack_bits(data, bits, data.shape[-1] * 8 // bits).astype(F32)
         zeros = np.full(1, 1 << (bits - 1), F32)
@@ -150,7 +152,10 @@ def GatherBlockQuantized(
         zeros = _spread(zeros.astype(F32), axis, block_size, levels.shape[axis])
     weights = (levels - zeros) * _spread(scales, axis, block_size, levels.shape[axis])
     where = axis_of(gather_axis, weights.ndim)
-    return np.take(weights, check_indices(indices, weights.shape[where], "GatherBlockQuantized"), where)
+    size = weights.shape[where]
+    inside = (indices >= -size) & (indices < size)
+    found = np.take(weights, np.where(inside, indices, 0), where)
+    return np.where(inside.reshape(inside.shape + (1,) * (weights.ndim - where - 1)), found, 0)
 
 
 def _spread(values: Array, axis: int, block_size: int, size: int) -> Array:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from cases import Array, Case
 from contrib import KINDS, Rng, case, family, normal, rng
@@ -63,6 +64,29 @@ def matmul_nbits() -> Iterator[Case]:
     yield nbits(r, (1, 2), 64, 1, bits=2, block=32, zero="none")
     yield nbits(r, (2, 64), 256, 70, bits=4, block=32, zero="none", level=4, name="-prefill")
     yield nbits(r, (1, 64), 256, 70, bits=8, block=128, zero="packed", name="-prefill")
+
+
+@family
+def gather_four_bit() -> Iterator[Case]:
+    """4-bit tensors, other axes, and indices outside: zeros."""
+    places = (
+        (0, 1, (11, 64), (11, 2)),
+        (1, 0, (64, 11), (2, 11)),
+        (0, 2, (3, 5, 64), (3, 5, 2)),
+        (2, 1, (3, 64, 5), (3, 2, 5)),
+    )
+    for kind, low in ((ml_dtypes.int4, -8), (ml_dtypes.uint4, 0)):
+        for axis, quantized, shape, blocks in places:
+            r = rng("gather4", kind.__name__, axis, quantized)
+            data, zero = (r.integers(low, low + 16, dims).astype(kind) for dims in (shape, blocks))
+            inputs = (data, np.array([[1, 2], [0, -1]]), normal(r, *blocks), zero)
+            name = f"{kind.__name__}-{axis}-{quantized}"
+            yield case("GatherBlockQuantized", inputs, name, block_size=32, gather_axis=axis, quantize_axis=quantized)
+    r = rng("gather4", "outside")
+    data, scales = pack(r.integers(0, 16, (11, 64)), 4), normal(r, 11, 2)
+    yield case(
+        "GatherBlockQuantized", (data, np.array([[0, 11, -12, 3, -1]]), scales), "outside", bits=4, block_size=32
+    )
 
 
 @family

@@ -16,6 +16,7 @@ from tolerance import difference, of_onnx
 
 from genai_cli.errors import GenaiError
 from genai_cli.ops import lookup, run_reference, table
+from genai_cli.ops.quant import unpack_bits
 from genai_cli.ops.registry import OpDef, unknown_attributes
 
 
@@ -127,6 +128,16 @@ def test_unknown_attribute_is_refused() -> None:
     assert unknown_attributes(opdef, {"axis": 1}) == ["axis"]
     with pytest.raises(GenaiError, match="`axis`"):
         run_reference(opdef, [np.ones(1), np.ones(1)], {"axis": 1})
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_bits_of_every_width(bits: int) -> None:
+    """Low bits first, one after the other, also where they cross bytes."""
+    levels = np.random.default_rng(bits).integers(0, 1 << bits, (3, 16))
+    stream = (levels[..., None] >> np.arange(bits)) & 1
+    packed = np.packbits(stream.reshape(3, -1).astype(np.uint8), axis=-1, bitorder="little")
+    np.testing.assert_array_equal(unpack_bits(packed, bits, 16), levels)
+    np.testing.assert_array_equal(unpack_bits(packed, bits, 5), levels[:, :5])
 
 
 def test_versions() -> None:
