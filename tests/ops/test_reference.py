@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from cases import Array, Case, node_cases, reference, specified
 from contrib import contrib_cases
+from contrib_quantized import gather_outside
 from exclusions import REFERENCE
 from internal_cases import internal_cases
 from oracle import judge
@@ -128,6 +129,13 @@ def test_unknown_attribute_is_refused() -> None:
     assert unknown_attributes(opdef, {"axis": 1}) == ["axis"]
     with pytest.raises(GenaiError, match="`axis`"):
         run_reference(opdef, [np.ones(1), np.ones(1)], {"axis": 1})
+
+
+def test_gather_outside_gives_zeros() -> None:
+    case = gather_outside()
+    (got,), (want,) = reference(case), judge(case, reference(case))
+    np.testing.assert_array_equal(got, want)
+    assert not got[0, 1:3].any()
 
 
 @pytest.mark.parametrize("bits", range(2, 9))
