@@ -34,6 +34,7 @@ from genai_cli.ops.kernels import (
 )
 
 MOST_DIMS = 6  # the kernels take dimensions and strides as scalars
+BYTES = frozenset((np.dtype(np.uint8),))
 FEW = 64  # TopK runs one round for each value it finds
 STATE_BYTES = 96 << 10  # shared memory a block may ask for from sm_80 on: one head's state
 
@@ -88,7 +89,7 @@ def rows_of_table(inputs: Inputs, attrs: Attrs) -> str | None:
     if not rows:
         return "not the rows of a 2-D table"
     data, zeros = dtype(inputs[0]), optional(inputs, 3)
-    if data not in (np.dtype(np.uint8), np.dtype(np.int8), ONNX_DTYPES[22]):
+    if data not in (np.dtype(np.uint8), np.dtype(np.int8)):  # an int4 byte has 4 bits; the kernel reads 8
         return f"data of {data.name}"
     if zeros is not None and dtype(zeros) != data:
         return f"zero points of {dtype(zeros).name}"
@@ -166,3 +167,12 @@ rule("cuda", "LinearAttentionGate", FLOAT, ALIKE, domain=MS)
 rule("cuda", "MatMul Gemm", FLOAT, ALIKE)
 rule("cuda", "MatMulNBits", kinds(FLOATS, 0, 2, 5), alike(0, 5), blocks, domain=MS)
 rule("cuda", "GatherBlockQuantized", kinds(FLOATS, 2), kinds(INDICES, 1), rows_of_table, domain=MS)
+
+# mixtures of experts
+ACTIVATION = only("activation_type", "relu", "gelu", "silu", "identity", "swiglu")
+rule("cuda", "MoE", FLOAT, ALIKE, ACTIVATION, only("use_sparse_mixer", 0), domain=MS)
+rule(
+    "cuda", "QMoE", kinds(FLOATS, 0, 1, 3, 4, 6, 7, 9, 10, 14), alike(0, 1, 14), alike(3, 6, 9), alike(4, 7, 10),
+    kinds(BYTES, 2, 5, 8, 11, 12, 13), ACTIVATION, only("quant_type", "int"), only("use_sparse_mixer", 0),
+    only("expert_weight_bits", 2, 4, 8), only("weights_prepacked", -1, 0), domain=MS,
+)  # fmt: skip
