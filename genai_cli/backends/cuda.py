@@ -10,7 +10,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from genai_cli.backends import cuda_attention, cuda_elementwise, cuda_matmul, cuda_norm, cuda_reduce, cuda_shape  # noqa: F401
+from genai_cli.backends import (  # noqa: F401
+    cuda_attention,
+    cuda_elementwise,
+    cuda_matmul,
+    cuda_moe,
+    cuda_norm,
+    cuda_reduce,
+    cuda_shape,
+)
 from genai_cli.backends.base import KvSlot, Tensor
 from genai_cli.backends.cuda_device import CudaDevice, CudaOptions, Memory, as_bytes
 from genai_cli.backends.cuda_launch import (

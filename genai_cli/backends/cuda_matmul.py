@@ -200,6 +200,8 @@ def _gather_rows(call: Call) -> list[Launch]:
     packed = data.dtype == np.uint8
     width = data.shape[1] * (8 // bits if packed else 1)
     types = f"{bits}, {'true' if packed else 'false'}, {ctype(scales)}, {ctype(indices)}"
-    pointers = (*map(address, (data, indices, scales, zeros, y)), pointer(call.fault_address))
-    args = (*pointers, *integers(count, data.shape[0], width, block, scales.shape[1]))
+    args = (
+        *map(address, (data, indices, scales, zeros, y)),
+        *integers(count, data.shape[0], width, block, scales.shape[1]),
+    )
     return flat("nbits", f"gather_rows<{types}>", count, args)

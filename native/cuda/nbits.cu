@@ -124,12 +124,12 @@ __global__ void nbits_int8(const signed char* a, const float* a_scales, const un
 // Rows of a quantized table [rows, width]: (q - zero) * scale, blocks along the width; one thread an element.
 template <int BITS, bool PACKED, class S, class I>
 __global__ void gather_rows(const unsigned char* data, const I* indices, const S* scales, const unsigned char* zeros, S* y,
-                            i64* fault, i64 n, i64 rows, i64 width, i64 block_size, i64 blocks) {
+                            i64 n, i64 rows, i64 width, i64 block_size, i64 blocks) {
   i64 i = thread_index();
   if (i >= n) return;
   i64 column = i % width, index = indices[i / width], row = index < 0 ? index + rows : index;
-  if (row < 0 || row >= rows) {
-    *fault = (i64(1) << 62) + index;
+  if (row < 0 || row >= rows) {  // zeros, unlike Gather
+    y[i] = narrow<S>(0.f);
     return;
   }
   constexpr int kLanes = PACKED ? 8 / BITS : 1;
