@@ -59,10 +59,26 @@ class OpDef:
         return f"{self.domain}::{self.op_type}" if self.domain else self.op_type
 
     @cached_property
+    def _parameters(self) -> list[inspect.Parameter]:
+        return list(inspect.signature(self.reference).parameters.values())
+
+    @cached_property
     def attributes(self) -> frozenset[str]:
         """The attributes the reference knows."""
-        parameters = inspect.signature(self.reference).parameters.values()
-        return frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+        return frozenset(p.name for p in self._parameters if p.kind is p.KEYWORD_ONLY)
+
+    @cached_property
+    def required_attributes(self) -> frozenset[str]:
+        """The attributes without a default."""
+        return frozenset(p.name for p in self._parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty)
+
+    @cached_property
+    def num_inputs(self) -> tuple[int, int]:
+        """The fewest and the most inputs."""
+        inputs = [p for p in self._parameters if p.kind is not p.KEYWORD_ONLY]
+        if any(p.kind is p.VAR_POSITIONAL for p in inputs):
+            return 1, 1 << 30
+        return sum(p.default is p.empty for p in inputs), len(inputs)
 
     def dtype_source(self, output: int) -> int | None:
         """The input whose dtype this output takes, or None."""
@@ -128,17 +144,32 @@ def unknown_attributes(opdef: OpDef, attrs: dict[str, Any]) -> list[str]:
     return sorted(set(attrs) - opdef.attributes)
 
 
+def misuse(opdef: OpDef, num_inputs: int, attrs: dict[str, Any]) -> str | None:
+    """Why a node with this many inputs and these attributes is not a call of the op, or None."""
+    fewest, most = opdef.num_inputs
+    if not fewest <= num_inputs <= most:
+        return f"`{num_inputs}` inputs, wanted {fewest}" + (f" to {most}" if most > fewest else "")
+    if not opdef.attributes.issuperset(attrs):
+        return f"attribute {_listed(unknown_attributes(opdef, attrs))} is not supported"
+    if not opdef.required_attributes <= attrs.keys():
+        return f"attribute {_listed(sorted(opdef.required_attributes - attrs.keys()))} is missing"
+    return None
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
 def run_reference(
     opdef: OpDef, inputs: Sequence[np.ndarray | None], attrs: dict[str, Any], num_outputs: int | None = None
 ) -> list[np.ndarray | None]:
     """Run an op in numpy on the host: 16-bit inputs widened to f32, every output rounded once to its declared dtype.
 
-    `num_outputs` is the node's own count, for the ops that derive something from it (Split). GenaiError names an
-    attribute the op does not know.
+    `num_outputs` is the node's own count, for the ops that derive something from it (Split). GenaiError says what is
+    wrong with the call.
     """
-    if not opdef.attributes.issuperset(attrs):
-        names = ", ".join(f"`{name}`" for name in unknown_attributes(opdef, attrs))
-        raise GenaiError(f"`{opdef.key}` (opset {opdef.since}) has the attribute {names}, which is not supported")
+    if reason := misuse(opdef, len(inputs), attrs):
+        raise GenaiError(f"`{opdef.key}` (opset {opdef.since}): {reason}")
     if num_outputs is not None and "num_node_outputs" in opdef.attributes:
         attrs = {**attrs, "num_node_outputs": num_outputs}
     wide = inputs if opdef.raw else [_widen(array) for array in inputs]

@@ -123,6 +123,22 @@ def test_every_op_has_cases() -> None:
     assert missing == set(WITHOUT_CASES)
 
 
+def test_wrong_calls_are_refused() -> None:
+    x = np.ones((2, 2), np.float32)
+    for name, inputs, attrs, reason in (
+        ("Add", [x], {}, "`1` inputs, wanted 2"),
+        ("Add", [x, x, x], {}, "`3` inputs, wanted 2"),
+        ("Concat", [x, x], {}, "attribute `axis` is missing"),
+        ("Reshape", [x, np.array([3, 2])], {}, "4 elements do not fit"),
+        ("Gather", [x, np.array([2])], {}, "index `2` is outside"),
+        ("Cast", [x], {"to": 8}, "tensor type `8`"),
+    ):
+        opdef = lookup(name, "", 18)
+        assert opdef is not None
+        with pytest.raises(GenaiError, match=reason):
+            run_reference(opdef, inputs, attrs)
+
+
 def test_unknown_attribute_is_refused() -> None:
     opdef = lookup("Add", "", 14)
     assert opdef is not None
