@@ -129,15 +129,16 @@ def rotary_tables(geo: Geometry) -> tuple[np.ndarray, np.ndarray]:
 
 def quantize(weight: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
     """Symmetric blocks of 32 along K: B uint8 [N, K/32, 32*bits/8] and f32 scales [N, K/32]; the zero point is
-    the middle code. The element of largest magnitude lands on the lowest code, so a scale may be negative; one
-    least-squares step then fits the scale to the codes."""
+    the middle code. In 4 bits the element of largest magnitude lands on the lowest code (-8), so a scale may be
+    negative; in 8 bits on -127, which gives back Q8_0 tensors exactly. One least-squares step fits the scale."""
     rows, width = weight.shape
     if width % BLOCK:
         raise SystemExit(f"make_demo_model: K = {width} is not a multiple of {BLOCK}")
     blocks = weight.reshape(rows, width // BLOCK, BLOCK)
     middle = 1 << (bits - 1)
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(-1)[..., None], -1)
-    scale = np.where(largest == 0, 1, largest / -middle).astype(np.float32)
+    lowest = -middle if bits == 4 else 1 - middle
+    scale = np.where(largest == 0, 1, largest / lowest).astype(np.float32)
     codes = _codes(blocks, scale, middle)
     power = np.square(codes).sum(-1, keepdims=True)
     fitted = (blocks * codes).sum(-1, keepdims=True) / np.where(power == 0, 1, power)
