@@ -49,7 +49,8 @@ def bundle_of(report: ParityReport, model: Path, ids: Sequence[int], steps: int,
     """Of a failing report on `ids`."""
     return Bundle(
         model=str(model), model_sha256=report.artifact["sha256"], ids=[int(token) for token in ids], steps=steps,
-        oracle=report.sides["oracle"]["kind"], seed=report.seed, verdict=report.verdict, failed=list(signature(report)[0]),
+        oracle=report.sides["oracle"]["kind"], seed=report.seed, verdict=report.verdict,
+        failed=list(signature(report)[0]),
         place=report.place, minimised_from=before,
     )  # fmt: skip
 

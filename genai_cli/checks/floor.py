@@ -1,8 +1,8 @@
 """The oracle's own noise: how far its logits move under variations that are all equally valid.
 
 Running it twice measures zero. So: decode against prefill, graph optimisation off, and one element of one weight (or of
-the embedding output) changed by one ulp, eight times. Without the last, correct engines fail: one ulp in one norm weight
-was seen to move logits by up to 24 x what decode against prefill does.
+the embedding output) changed by one ulp, eight times. Without the last, correct engines fail: one ulp in one norm
+weight was seen to move logits by up to 24 x what decode against prefill does.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Located:
 
 @dataclass(frozen=True)
 class Tapped:
-    """Rows [T', width] at every cut on both sides, from position `start` on, and the logits of the tapped native run."""
+    """Rows [T', width] at every cut on both sides, from position `start` on, and the tapped native run's logits."""
 
     native: Taps
     oracle: Taps
@@ -175,11 +175,11 @@ def _step_taps(runner: OracleRunner, path: Path, names: Sequence[str]) -> Taps:
 
 def _accumulated(scene: Scene, tapped: Tapped, k: int) -> Layer:
     block = scene.blocks[k]
-    errors = {n: compare.nmse_rows(tapped.native[n], tapped.oracle[n]) for n in block.outputs}
-    name = max(errors, key=lambda n: float(errors[n].max()) / tapped.limits[n])
-    worst = int(errors[name].argmax())
+    name = block.residual
+    errors = compare.nmse_rows(tapped.native[name], tapped.oracle[name])
+    worst = int(errors.argmax())
     return Layer(
-        k=block.layer if block.layer >= 0 else k, isolated=None, accumulated=float(errors[name].max()), gain=None, share=None,
+        k=block.layer if block.layer >= 0 else k, isolated=None, accumulated=float(errors.max()), gain=None, share=None,
         limit=tapped.limits[name], where=f"`{name}` position {worst + tapped.start}",
     )  # fmt: skip
 
@@ -211,7 +211,7 @@ def _op_inside(scene: Scene, tapped: Tapped, index: int) -> str:
         theirs = {name: runner.taps[name] for name in names}
     finally:
         runner.close()
-    limit = max(tapped.limits[name] for name in scene.blocks[index].outputs)
+    limit = tapped.limits[scene.blocks[index].residual]
     for name in names:
         if ours[name].shape == theirs[name].shape and not compare.nmse(ours[name], theirs[name]) <= limit:
             return _described(scene.graph, name, ours[name])
@@ -226,12 +226,10 @@ def _described(graph: Graph, name: str, values: np.ndarray) -> str:
 
 
 def _first_row(scene: Scene, tapped: Tapped, index: int) -> str:
-    for name in scene.blocks[index].outputs:
-        errors = compare.nmse_rows(tapped.native[name], tapped.oracle[name])
-        bad = np.flatnonzero(~(errors <= tapped.limits[name]))
-        if len(bad):
-            return f": from position {int(bad[0]) + tapped.start} on"
-    return ""
+    name = scene.blocks[index].residual
+    errors = compare.nmse_rows(tapped.native[name], tapped.oracle[name])
+    bad = np.flatnonzero(~(errors <= tapped.limits[name]))
+    return f": from position {int(bad[0]) + tapped.start} on" if len(bad) else ""
 
 
 def _visible(scene: Scene, block: Block) -> list[str]:
@@ -251,7 +249,7 @@ def _is_float_value(graph: Graph, name: str, op_type: str) -> bool:
     return info is not None and info.dtype is not None and is_float(info.dtype)
 
 
-# -- splicing ------------------------------------------------------------------------------------------------------------
+# -- splicing ----------------------------------------------------------------------------------------------------
 
 
 def _splice(
@@ -303,7 +301,7 @@ def _hybrid(scene: Scene, tapped: Tapped, k: int) -> tuple[np.ndarray, tuple[str
     """ORT from the cut after block k on, fed with native's values there; its logits, and its own next cut."""
     shapes = {name: (1, *tapped.native[name].shape) for name in scene.blocks[k].outputs}
     values = {name: tapped.native[name].reshape(shape).astype(np.float32) for name, shape in shapes.items()}
-    after = scene.blocks[k + 1].outputs[-1:] if k + 1 < len(scene.blocks) else ()
+    after = (scene.blocks[k + 1].residual,) if k + 1 < len(scene.blocks) else ()
     runner = scene.oracle.open(lambda twin: twin.splice(values), outputs=after)
     try:
         logits = runner.step(scene.path.ids, logits="all")

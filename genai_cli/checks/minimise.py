@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 Fails = Callable[[Sequence[int]], bool]
 MAX_RUNS = 200  # predicate calls; the best found so far is kept
@@ -39,7 +40,7 @@ class _Budget:
 
 
 def minimise(ids: Sequence[int], fails: Fails, max_runs: int = MAX_RUNS) -> Minimised:
-    """ddmin over ids (Zeller and Hildebrandt 2002): 1-minimal unless the budget ends. `fails(ids)` must hold at first."""
+    """ddmin over ids (Zeller and Hildebrandt 2002): 1-minimal unless the budget ends. `fails(ids)` must hold."""
     budget = _Budget(fails, max_runs)
     if not budget(ids):
         raise ValueError("the failure to minimise does not show on the whole input")
@@ -71,11 +72,11 @@ def _reduce(current: list[int], parts: int, fails: Fails) -> list[int] | None:
 def _chunks(items: list[int], parts: int) -> list[list[int]]:
     size, extra = divmod(len(items), parts)
     bounds = [index * size + min(index, extra) for index in range(parts + 1)]
-    return [items[a:b] for a, b in zip(bounds, bounds[1:], strict=False) if b > a]
+    return [items[a:b] for a, b in pairwise(bounds) if b > a]
 
 
 def fewest_steps(steps: int, fails: Callable[[int], bool]) -> int:
-    """The smallest number of decode steps that still fails, by bisection (a failure at n shows at every larger number)."""
+    """The smallest number of decode steps that still fails, by bisection (what fails at n fails beyond n)."""
     low, high = 0, steps
     while low < high:
         middle = (low + high) // 2

@@ -1,7 +1,8 @@
 """Defects planted in the engine, as functions Graph -> Graph, and what must become of each.
 
-A mutant is killed when the check it is meant for fails and the report names the layer it was planted in; noticed elsewhere
-it was killed for another reason; unnoticed it survived. Where a graph has nothing to change it is not applicable.
+A mutant is killed when the check it is meant for fails and the report names the layer it was planted in; noticed
+elsewhere it was killed for another reason; unnoticed it survived. Where a graph has nothing to change it is not
+applicable.
 """
 
 from __future__ import annotations
@@ -135,10 +136,9 @@ def causal_off_by_one(graph: Graph, layer: int) -> Graph | None:
 
 def epsilon(graph: Graph, layer: int) -> Graph | None:
     """A hundred times too large; less hides below the floor where the residual stream is large."""
-    norms = [node for node in graph.nodes if node.op_type in _NORMS]
-    if not norms:
+    node = next((node for node in _layer_nodes(graph, layer) if node.op_type in _NORMS), None)
+    if node is None:
         return None
-    node = norms[min(2 * layer, len(norms) - 1)]
     return _with_attrs(graph, node, epsilon=float(node.attrs.get("epsilon", 1e-5)) * 100)
 
 
@@ -164,7 +164,7 @@ def _layer_nodes(graph: Graph, layer: int) -> list[Node]:
 
 
 def kv_head_mapping(graph: Graph, layer: int) -> Graph | None:
-    """Query head h reads KV head h mod H_kv for h // group: query heads are permuted before the op and back after it."""
+    """Query head h reads KV head h mod H_kv for h // group: queries are permuted before the op and back after it."""
     node = _attention(graph, layer)
     if node is None or node.op_type != "GroupQueryAttention" or not node.inputs[0]:
         return None
@@ -287,7 +287,10 @@ ENGINE_MUTANTS = (
 
 
 def nudged(graph: Graph, seed: int) -> Graph:
-    """A clean engine: one element of one float weight (read by a node) changed by one ulp."""
+    """A clean engine: one element of one float weight (read by a node) changed by one ulp of f32.
+
+    A 16-bit weight is widened first: one ulp of f16 would be another model, not another order of summation.
+    """
     read = {name for node in graph.nodes for name in node.inputs}
     names = sorted(
         name
@@ -296,10 +299,10 @@ def nudged(graph: Graph, seed: int) -> Graph:
     )
     rng = np.random.default_rng(seed)
     name = names[int(rng.integers(len(names)))]
-    values = graph.initializers[name].array().copy()
+    values = graph.initializers[name].array().astype(np.float32)
     flat = values.reshape(-1)
     index = int(np.abs(flat.astype(np.float32)).argmax()) if seed % 2 else int(rng.integers(flat.size))
-    flat.view(np.dtype(f"u{values.itemsize}"))[index] += 1
+    flat.view(np.uint32)[index] += 1
     return _with_weight(graph, name, values)
 
 

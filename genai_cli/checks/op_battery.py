@@ -1,7 +1,8 @@
 """Every op x dtype x shape that an artifact really uses, one node at a time: native's kernel against ONNX Runtime's.
 
-Inputs are identical on both sides: the artifact's own weights, and values the oracle computed on the way or, for quantized
-products, drawn from `seed`. A node that native computes inside a larger kernel (attention over slots) is said so.
+Inputs are identical on both sides: the artifact's own weights, and values the oracle computed on the way or, for
+quantized products, drawn from `seed`. A node that native computes inside a larger kernel (attention over
+slots) is said so.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -28,8 +28,9 @@ RunModel = Callable[[bytes, dict[str, np.ndarray]], list[np.ndarray]]  # ORT on 
 ROWS = (1, 4, 64)  # M of quantized products: a decode step, a short and a long prompt
 _SUMMING = {
     "MatMul", "Gemm", "MatMulNBits", "FusedMatMul", "Conv", "MoE", "QMoE", "LinearAttention", "Attention", "Softmax",
-    "MultiHeadAttention", "CausalConvWithState", "LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization",
-    "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "GatedRMSNorm", "ReduceSum", "ReduceMean",
+    "MultiHeadAttention", "CausalConvWithState", "LayerNormalization", "RMSNormalization",
+    "SimplifiedLayerNormalization", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "GatedRMSNorm",
+    "ReduceSum", "ReduceMean",
 }  # fmt: skip
 _INSIDE = {"GroupQueryAttention": "attention over KV slots is one kernel with its cache; judged by layers and logits"}
 
@@ -71,7 +72,7 @@ def native_op(backend: Backend, node: Node, inputs: Sequence[np.ndarray | None])
 def ort_op(
     run: RunModel, node: Node, inputs: Sequence[np.ndarray | None], constants: frozenset[int]
 ) -> list[np.ndarray]:
-    """The same node alone on ONNX Runtime, 16-bit values widened (its CPU has no bf16 kernels and rounds f16 otherwise)."""
+    """The same node alone on ONNX Runtime, 16-bit values widened (its CPU has no bf16 kernels)."""
     wide = [a.astype(np.float32) if a is not None and is_narrow(a.dtype) else a for a in inputs]
     model, feeds = one_node_model(
         node.op_type,
@@ -175,7 +176,7 @@ def _signature(graph: Graph, node: Node) -> str:
 def artifact_ops(
     graph: Graph, values: Sequence[Mapping[str, np.ndarray]], backend: Backend, run: RunModel, model: str
 ) -> list[OpResult]:
-    """Every distinct op x dtype x shape among the graph's nodes, on values seen while the oracle ran (one map a step)."""
+    """Every distinct op x dtype x shape in the graph, on values seen while the oracle ran (one map a step)."""
     made: dict[str, OpResult] = {}
     for seen in values:
         for node in graph.nodes:
@@ -233,5 +234,6 @@ def ops_check(results: Sequence[OpResult], name: str = "ops") -> Check:
     return Check(
         name, "ops", "fail" if bad else "pass", len(compared), value=worst.nmse, limit=worst.limit,
         limit_source="design table by op and dtype", worst={"op": worst.op, "node": worst.node, "shapes": worst.shapes},
-        reason=reason, extra={"repro": worst.repro, "not_compared": skipped, "host": sum(r.where == "host" for r in compared)},
+        reason=reason,
+        extra={"repro": worst.repro, "not_compared": skipped, "host": sum(r.where == "host" for r in compared)},
     )  # fmt: skip

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, get_args
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -110,7 +112,7 @@ def load_golden(path: Path, artifact_sha256: str) -> Golden:
                 noise,
             )
             digest = str(file["digest"])
-    except (OSError, ValueError, KeyError, EOFError) as error:
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile, zlib.error) as error:
         raise GenaiError(
             f"cannot read golden logits from `{path}`: {error}", hint="write it with --save-golden"
         ) from None

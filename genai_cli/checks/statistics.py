@@ -86,7 +86,7 @@ def sampled_check(got: np.ndarray, want: np.ndarray, bound: float, temperature: 
     differ = shared_noise_tokens(got, temperature, seed) != np.argmax(noisy, axis=1)
     bad = int((differ & decisive).sum())
     return Check(
-        "tokens.sampled", "tokens", "fail" if bad else "pass", len(want), decisive=int(decisive.sum()), value=float(bad),
-        limit=0.0, limit_source="same noise on both sides; post-noise margin > 2B",
+        "tokens.sampled", "tokens", "fail" if bad else "pass", len(want), decisive=int(decisive.sum()),
+        value=float(bad), limit=0.0, limit_source="same noise on both sides; post-noise margin > 2B",
         reason=f"{bad} sampled tokens differ beyond the bound" if bad else "", extra={"flips": int(differ.sum())},
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """The mode the user runs, where it is not the exact one: rounded 16-bit values, int8 activations.
 
-Its largest deviation is printed and never gated: it differs from ONNX Runtime's elided casts by policy, not by fault. What
-vouches for it: every quantized product in isolation on identical inputs, and the mean of the log likelihood.
+Its largest deviation is printed and never gated: it differs from ONNX Runtime's elided casts by policy, not by fault.
+What vouches for it: every quantized product in isolation on identical inputs, and the mean of the log likelihood.
 """
 
 from __future__ import annotations

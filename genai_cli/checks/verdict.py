@@ -47,7 +47,7 @@ def code_of(check: Check) -> ExitCode | None:
 
 
 def judge(checks: Sequence[Check], flips: Sequence[Flip], allow_skip: bool = False) -> Judgement:
-    """The worst of all, by the precedence of `errors.PRECEDENCE`. At least one comparison of values must have passed."""
+    """The worst of all, by `errors.PRECEDENCE`. One comparison of values at least must have passed."""
     codes = [(code_of(check), check) for check in checks if not (allow_skip and check.verdict == "skipped")]
     said = [(code, check) for code, check in codes if code is not None]
     compared = any(check.level in ("logits", "tokens", "kv", "ops") and check.compared for _, check in said)

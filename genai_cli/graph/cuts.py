@@ -57,7 +57,12 @@ class Block:
     k: int
     layer: int  # the number in the graph's KV names; -1 where the block has no KV (recurrent)
     outputs: tuple[str, ...]
-    nodes: tuple[str, ...]  # names of first outputs, in order
+    nodes: tuple[str, ...]  # names of outputs, in order
+
+    @property
+    def residual(self) -> str:
+        """The residual stream after the block. A skip-and-norm op gives (normed, sum): normed is the next block's."""
+        return self.outputs[-1]
 
 
 def cut_nodes(graph: Graph, io: DecoderIo) -> list[Node]:
@@ -119,8 +124,10 @@ def blocks(graph: Graph, io: DecoderIo) -> list[Block]:
         if not inside:
             continue
         end = inside[-1] if k + 1 < len(carriers) else _before_head(inside)
-        names = tuple(n.outputs[0] for n in graph.nodes[start + 1 : position[id(end)] + 1])
-        made.append(Block(k, layer, _used_outputs(graph, end), names))
+        outputs = _used_outputs(graph, end)
+        inner = [node.outputs[0] for node in graph.nodes[start + 1 : position[id(end)]]]
+        before = list(made[-1].outputs[:-1]) if made else []
+        made.append(Block(k, layer, outputs, (*before, *inner, outputs[-1])))
         start = position[id(end)]
     return made
 
@@ -130,7 +137,7 @@ def _carries_rows(node: Node, io: DecoderIo) -> bool:
 
 
 def _before_head(cuts: list[Node]) -> Node:
-    """After the last layer the head's chain (norm, projection) is all cuts: the last that ends a skip is the block's."""
+    """After the last layer the head's chain (norm, projection) is all cuts: the block ends at the last skip."""
     adders = [node for node in cuts if node.op_type == "Add" or node.op_type.startswith("Skip")]
     return adders[-1] if adders else cuts[0]
 

@@ -10,17 +10,33 @@ from genai_cli.report.parity import Floor, KvRow, Layer, ParityReport, Point, Sp
 from genai_cli.report.text import headline, number
 
 _STYLE = """
-:root{color-scheme:light dark;--ink:#1b1f24;--soft:#667080;--line:#d8dde3;--good:#1a7f4b;--bad:#c0392b;--warn:#b7791f;--card:#fff;--page:#f5f6f8}
-@media(prefers-color-scheme:dark){:root{--ink:#e6e9ee;--soft:#9aa4b2;--line:#323a45;--good:#4cc38a;--bad:#ff6b5e;--warn:#e5b567;--card:#171b21;--page:#0f1216}}
-*{box-sizing:border-box}body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
-main{max-width:1080px;margin:0 auto;padding:28px 20px 60px}h1{font-size:20px;margin:0 0 6px}h2{font-size:15px;margin:0 0 10px}
-section{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:16px 18px;margin-top:16px;overflow-x:auto}
-.pass{color:var(--good)}.fail{color:var(--bad)}.other{color:var(--warn)}.soft{color:var(--soft);font-size:13px}
-table{border-collapse:collapse;width:100%;font-size:13px}th,td{text-align:left;padding:4px 10px 4px 0;border-bottom:1px solid var(--line);vertical-align:top}
-td.n{font-variant-numeric:tabular-nums;white-space:nowrap}code{font:12.5px ui-monospace,monospace;overflow-wrap:anywhere}
-svg{max-width:100%;height:auto;display:block}svg text{fill:var(--soft);font:11px system-ui,sans-serif}
-.grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(420px,1fr));gap:16px}.grid section{margin-top:0}.grid{margin-top:16px}
+:root{color-scheme:light dark;--ink:#1b1f24;--soft:#667080;--line:#d8dde3;--good:#1a7f4b;
+--bad:#c0392b;--warn:#b7791f;--card:#fff;--page:#f5f6f8}
+@media(prefers-color-scheme:dark){:root{--ink:#e6e9ee;--soft:#9aa4b2;--line:#323a45;--good:#4cc38a;
+--bad:#ff6b5e;--warn:#e5b567;--card:#171b21;--page:#0f1216}}
+*{box-sizing:border-box}
+body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
+main{max-width:1080px;margin:0 auto;padding:28px 20px 60px}
+h1{font-size:20px;margin:0 0 6px}
+h2{font-size:15px;margin:0 0 10px}
+section{background:var(--card);border:1px solid var(--line);border-radius:10px;
+padding:16px 18px;margin-top:16px;overflow-x:auto}
+.pass{color:var(--good)}
+.fail{color:var(--bad)}
+.other{color:var(--warn)}
+.soft{color:var(--soft);font-size:13px}
+table{border-collapse:collapse;width:100%;font-size:13px}
+th,td{text-align:left;padding:4px 10px 4px 0;
+border-bottom:1px solid var(--line);vertical-align:top}
+td.n{font-variant-numeric:tabular-nums;white-space:nowrap}
+code{font:12.5px ui-monospace,monospace;overflow-wrap:anywhere}
+svg{max-width:100%;height:auto;display:block}
+svg text{fill:var(--soft);font:11px system-ui,sans-serif}
+.grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(420px,1fr));gap:16px}
+.grid section{margin-top:0}
+.grid{margin-top:16px}
 """
+MAX_FLIPS = 20  # rows shown
 _CLASS = {0: "pass", 1: "fail"}
 
 
@@ -41,7 +57,8 @@ def page(report: ParityReport) -> str:
         _section("Proof", _proof(report), "") if report.proof else "",
         _section("What was compared", _facts(report), ""),
     ]
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title><style>{_STYLE}</style>'
+    meta = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    head = f"{meta}<title>{title}</title><style>{_STYLE}</style>"
     return f"<!doctype html><html lang=en><head>{head}</head><body><main>{''.join(body)}</main></body></html>\n"
 
 
@@ -117,7 +134,7 @@ def _facts(report: ParityReport) -> str:
     return _table(("what", "value"), [(key, str(value)) for key, value in facts.items()])
 
 
-# -- drawings ------------------------------------------------------------------------------------------------------------
+# -- drawings ----------------------------------------------------------------------------------------------------
 
 _W, _H, _PAD = 460, 320, 46
 _LEAST = 1e-9  # logits: smaller values are drawn here
@@ -134,9 +151,12 @@ def scatter(report: ParityReport) -> str:
     high = max(high, low + 1)
     place = _Axes(low, high)
     marks = "".join(_dot(place, p) for p in points)
-    line = f'<line x1="{place.x(2 * 10.0**low):.1f}" y1="{place.y(10.0**low):.1f}" x2="{place.x(10.0**high):.1f}" y2="{place.y(10.0**high / 2):.1f}" stroke="var(--bad)" stroke-width="1"/>'
+    x1, y1 = place.x(2 * 10.0**low), place.y(10.0**low)
+    x2, y2 = place.x(10.0**high), place.y(10.0**high / 2)
+    line = f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="var(--bad)"/>'
     limit = "" if bound is None else _dashed(place, bound)
-    return f'<svg viewBox="0 0 {_W} {_H}" role="img" aria-label="margin against delta">{place.frame()}{line}{limit}{marks}</svg>'
+    inside = f"{place.frame()}{line}{limit}{marks}"
+    return f'<svg viewBox="0 0 {_W} {_H}" role="img" aria-label="margin against delta">{inside}</svg>'
 
 
 class _Axes:
@@ -158,18 +178,22 @@ class _Axes:
     def frame(self) -> str:
         step = max(1, (self.high - self.low) // 6)
         ticks = range(self.low, self.high + 1, step)
-        marks = [
-            f'<line x1="{self.x(10.0**t):.1f}" x2="{self.x(10.0**t):.1f}" y1="14" y2="{_H - _PAD}" stroke="var(--line)"/>'
-            f'<text x="{self.x(10.0**t):.1f}" y="{_H - _PAD + 15}" text-anchor="middle">1e{t}</text>'
-            f'<line y1="{self.y(10.0**t):.1f}" y2="{self.y(10.0**t):.1f}" x1="{_PAD}" x2="{_W - 14}" stroke="var(--line)"/>'
-            f'<text x="{_PAD - 5}" y="{self.y(10.0**t) + 4:.1f}" text-anchor="end">1e{t}</text>'
-            for t in ticks
-        ]
+        marks = [self._tick(10.0**t, f"1e{t}") for t in ticks]
         names = (
             f'<text x="{_W / 2}" y="{_H - 8}" text-anchor="middle">margin (logits)</text>'
-            f'<text x="12" y="{_H / 2}" text-anchor="middle" transform="rotate(-90 12 {_H / 2})">pair delta (logits)</text>'
+            f'<text x="12" y="{_H / 2}" text-anchor="middle" transform="rotate(-90 12 {_H / 2})">'
+            "pair delta (logits)</text>"
         )
         return "".join(marks) + names
+
+    def _tick(self, value: float, label: str) -> str:
+        x, y = f"{self.x(value):.1f}", f"{self.y(value):.1f}"
+        return (
+            f'<line x1="{x}" x2="{x}" y1="14" y2="{_H - _PAD}" stroke="var(--line)"/>'
+            f'<text x="{x}" y="{_H - _PAD + 15}" text-anchor="middle">{label}</text>'
+            f'<line y1="{y}" y2="{y}" x1="{_PAD}" x2="{_W - 14}" stroke="var(--line)"/>'
+            f'<text x="{_PAD - 5}" y="{self.y(value) + 4:.1f}" text-anchor="end">{label}</text>'
+        )
 
 
 def _dot(place: _Axes, point: Point) -> str:
@@ -208,8 +232,8 @@ def waterfall(layers: Sequence[Layer], splice: Sequence[Splice]) -> str:
         share = "" if layer.share is None else f"  {100 * layer.share:.3g} %"
         parts.append(
             f'<text x="{left - 6}" y="{y + 12}" text-anchor="end">layer {layer.k}</text>'
-            f'<rect x="{left}" y="{y}" width="{max(reach(layer.accumulated), 1):.1f}" height="14" rx="2" fill="{colour}">'
-            f"<title>{html.escape(layer.where)}</title></rect>"
+            f'<rect x="{left}" y="{y}" width="{max(reach(layer.accumulated), 1):.1f}" height="14" rx="2"'
+            f' fill="{colour}"><title>{html.escape(layer.where)}</title></rect>'
             f'<line x1="{tick:.1f}" x2="{tick:.1f}" y1="{y - 2}" y2="{y + 16}" stroke="var(--ink)"/>'
             f'<text x="{left + width + 6}" y="{y + 12}">{number(layer.accumulated)}{share}</text>'
         )

@@ -15,7 +15,8 @@ def junit(report: ParityReport) -> str:
     skipped = sum(check.verdict in ("skipped", "not applicable") for check in report.checks)
     suite = ET.Element(
         "testsuite", name=f"genai parity {report.artifact.get('name', '')}", tests=str(len(report.checks)),
-        failures=str(failures), skipped=str(skipped), errors="0", time=f"{report.elapsed_s:.3f}", timestamp=report.created,
+        failures=str(failures), skipped=str(skipped), errors="0", time=f"{report.elapsed_s:.3f}",
+        timestamp=report.created,
     )  # fmt: skip
     for check in report.checks:
         _case(suite, check)

@@ -1,4 +1,4 @@
-"""What a human sees first: one verdict line, one reason, one place, one next command; then numbers with denominators."""
+"""What a human sees first: one verdict line, reason, place and next command; then numbers with denominators."""
 
 from __future__ import annotations
 
@@ -73,8 +73,9 @@ def _flip_lines(report: ParityReport) -> list[str]:
     made = []
     for flip in report.flips[:3]:
         made.append(
-            f"position {flip.pos}: native {flip.native} / oracle {flip.oracle}, {flip.class_}: margin {number(flip.margin)},"
-            f" pair delta {number(flip.pair_delta)}, bound {number(flip.bound)} (the oracle's own noise)"
+            f"position {flip.pos}: native {flip.native} / oracle {flip.oracle}, {flip.class_}:"
+            f" margin {number(flip.margin)}, pair delta {number(flip.pair_delta)},"
+            f" bound {number(flip.bound)} (the oracle's own noise)"
             + (f", expected: {flip.expected}" if flip.expected else "")
         )
     more = len(report.flips) - 3

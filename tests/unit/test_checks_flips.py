@@ -44,7 +44,9 @@ def test_every_flip_obeys_the_arithmetic_of_margins():
 
 def test_arbiter_takes_a_side():
     want, got = np.array([[1.0, 2.0, 0.0]]), np.array([[2.0, 1.0, 0.0]])
-    side = [flips.flips_of(got, want, 1, 1, arbiter=np.array([row]))[0].arbiter for row in ([3, 1, 0], [1, 3, 0], [0, 0, 3])]
+    side = [
+        flips.flips_of(got, want, 1, 1, arbiter=np.array([row]))[0].arbiter for row in ([3, 1, 0], [1, 3, 0], [0, 0, 3])
+    ]
     assert side == ["native", "oracle", "neither"]
 
 
