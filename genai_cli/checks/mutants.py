@@ -64,14 +64,23 @@ def _attention(graph: Graph, layer: int) -> Node | None:
     return nodes[layer] if layer < len(nodes) else None
 
 
-def attention_scale(graph: Graph, layer: int) -> Graph | None:
+def scaled_attention(layer: int, size: float) -> Transform:
+    """1/sqrt(D) times 1 + size; the graph itself where there is no such layer."""
+
+    def plant(graph: Graph) -> Graph:
+        return attention_scale(graph, layer, size) or graph
+
+    return plant
+
+
+def attention_scale(graph: Graph, layer: int, size: float = 0.02) -> Graph | None:
     """1/sqrt(D) off by 2 %."""
     node = _attention(graph, layer)
     dim = head_dim(graph, layer)
     if node is None or dim is None:
         return None
     scale = float(node.attrs.get("scale", 0.0)) or dim**-0.5
-    return _with_attrs(graph, node, scale=scale * 1.02)
+    return _with_attrs(graph, node, scale=scale * (1 + size))
 
 
 def head_dim(graph: Graph, layer: int) -> int | None:

@@ -79,6 +79,7 @@ class Settings:
     kappa: float = KAPPA
     seed: int = 0
     explain: bool = False
+    locate: bool = True  # look for the layer of a failure
     allow_skip: bool = False
     cache_dir: FilePath | None = None
     save_golden: FilePath | None = None
@@ -137,7 +138,7 @@ def parity(target: Target, prompts: Sequence[Prompt], settings: Settings, progre
         found.checks += user_mode.checks(target, oracles, artifact, settings.transform, settings.seed, progress)
     judgement = judge(found.checks, found.flips, settings.allow_skip)
     found.place = next((c.reason for c in found.checks if c.id == "free_run" and c.verdict == "fail"), "")
-    if _numbers_differ(found.checks) or (settings.explain and oracles.oracle is not None):
+    if (settings.locate and _numbers_differ(found.checks)) or (settings.explain and oracles.oracle is not None):
         locate(found, target, oracles, runs, exact, settings, progress)
     return _report(target, artifact, oracles, found, judgement, native.info, settings, time.monotonic() - started)
 

@@ -1,0 +1,71 @@
+"""`--prove`: plant defects, see each one killed for the right reason, and say how small a defect still shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from genai_cli.checks import checker_mutants, mutants
+from genai_cli.checks.parity import Prompt, Settings, Target, Transform, parity
+from genai_cli.checks.verdict import judge
+from genai_cli.report.parity import Check, Mutant, ParityReport, Proof
+
+EXCUSED = ("not-applicable", "equivalent")
+POWER_STEPS = tuple(10.0**-k for k in range(1, 8))  # relative size of a change of one weight matrix
+
+
+def prove(
+    target: Target, prompts: Sequence[Prompt], settings: Settings, clean: ParityReport, progress: Callable[[str], None]
+) -> ParityReport:
+    """The clean report with its proof: engine mutants at the first, middle and last layer, and the checker's own."""
+    count = len(mutants.attention_nodes(target.graph))
+    chosen = sorted({0, count // 2, count - 1}) if count else []
+
+    def run(mutant: mutants.EngineMutant, plant: Transform, layer: int | None) -> ParityReport:
+        progress(f"mutant: {mutant.id}" + ("" if layer is None else f", layer {layer}"))
+        planted = replace(settings, transform=plant, explain=False, save_golden=None)
+        return parity(target, prompts, replace(planted, pick=mutant.pick) if mutant.pick else planted, lambda _: None)
+
+    found = [*mutants.prove(target.graph, run, chosen), *checker_mutants.prove()]
+    power = smallest_detectable(target, prompts, settings, progress)
+    return with_proof(clean, found, power)
+
+
+def with_proof(clean: ParityReport, found: Sequence[Mutant], power: dict[str, float]) -> ParityReport:
+    """Survivors, and mutants killed for another reason, make the run unproven."""
+    applicable = [mutant for mutant in found if mutant.state not in EXCUSED]
+    killed = [mutant for mutant in applicable if mutant.state == "killed"]
+    left = [f"{m.id} ({m.target}): {m.state}" for m in applicable if m.state != "killed"]
+    check = Check(
+        "proof", "proof", "unproven" if left or not killed else "pass", compared=len(applicable), value=float(len(killed)),
+        limit=float(len(applicable)), limit_source="every applicable mutant, for the right reason", reason="; ".join(left),
+    )  # fmt: skip
+    checks = [*clean.checks, check]
+    judgement = judge(checks, clean.flips)
+    return replace(
+        clean, checks=checks, verdict=judgement.verdict, exit_code=int(judgement.exit_code),
+        reason=judgement.reason or clean.reason, proof=Proof(list(found), len(killed), len(applicable), power),
+    )  # fmt: skip
+
+
+def smallest_detectable(
+    target: Target, prompts: Sequence[Prompt], settings: Settings, progress: Callable[[str], None]
+) -> dict[str, float]:
+    """Power at the limit in use: the smallest relative change of one attention scale that still fails, in decades."""
+    nodes = mutants.attention_nodes(target.graph)
+    if not nodes:
+        return {}
+    smallest = float("nan")
+    for size in POWER_STEPS:
+        progress(f"power: attention scale x (1 + {size:g})")
+        plant = mutants.scaled_attention(len(nodes) // 2, size)
+        if plant(target.graph) is target.graph:
+            return {}
+        report = parity(target, prompts, replace(settings, transform=plant, locate=False), lambda _: None)
+        if report.exit_code != 1:
+            break
+        smallest = size
+    limit = next((c.limit for c in report.checks if c.id == "logits.nmse"), None)
+    return {"smallest_detectable": smallest, "limit_nmse": limit if limit is not None else np.nan}
