@@ -367,9 +367,7 @@ ScoreBias score_bias(const Tensor& tensor, int64_t batch, int64_t num_heads, int
 }
 
 int64_t RowTransform::position(int64_t past_len, int64_t token) const {
-  if (!position_ids) return past_len + token;
-  return position_ids.dtype == DType::i64 ? static_cast<const int64_t*>(position_ids.data)[token]
-                                          : static_cast<const int32_t*>(position_ids.data)[token];
+  return position_ids ? integer_at(position_ids, token) : past_len + token;
 }
 
 void RowTransform::load(const HeadRows& rows, int64_t token, int64_t head, int64_t head_dim, int64_t past_len, float* to) const {

@@ -33,7 +33,7 @@ struct Side {
 // Keys that hold something, per sequence of the batch; without the input all do.
 int64_t valid_keys(const Tensor& lengths, int64_t batch, int64_t most) {
   if (!lengths) return most;
-  int64_t length = static_cast<const int64_t*>(lengths.data)[batch];
+  int64_t length = integer_at(lengths, batch);
   if (length < 0 || length > most) throw std::out_of_range("Attention: nonpad_kv_seqlen " + std::to_string(length) + " is outside " + std::to_string(most));
   return length;
 }
@@ -65,7 +65,7 @@ Step make_dense(const Args& args) {
     refuse("attn_mask is " + describe(a.bias.tensor) + ", wanted " + std::to_string(k.tokens) + " keys");
   }
   Tensor lengths = optional_input(args, 6);
-  if (lengths) want_dtype(lengths, DType::i64, "nonpad_kv_seqlen");
+  if (lengths && lengths.dtype != DType::i32) want_dtype(lengths, DType::i64, "nonpad_kv_seqlen");
   if (lengths) want_shape(lengths, {batch}, "nonpad_kv_seqlen");
   return [=](Context& context) {
     for (int64_t b = 0; b < batch; ++b) {

@@ -1,6 +1,8 @@
 // What factories say when arguments are wrong: rule and value, once, at the door.
 #pragma once
 
+#include <cstring>
+
 #include "dtype.h"
 
 namespace genai::GENAI_ISA {
@@ -53,13 +55,22 @@ inline int64_t product(const Shape& shape, size_t first, size_t last) {
   return n;
 }
 
-// The optional `axis` input or attribute some operators carry, as a constant int64 tensor's values at recording time.
+// Element i of an int64 or int32 tensor, wherever it lies.
+inline int64_t integer_at(const Tensor& tensor, int64_t i) {
+  int64_t wide;
+  int32_t narrow;
+  if (tensor.dtype == DType::i64) {
+    std::memcpy(&wide, static_cast<const char*>(tensor.data) + i * sizeof(wide), sizeof(wide));
+    return wide;
+  }
+  std::memcpy(&narrow, static_cast<const char*>(tensor.data) + i * sizeof(narrow), sizeof(narrow));
+  return narrow;
+}
+
+// All of them: shapes, axes and the like are read while recording.
 inline Shape integers_in(const Tensor& tensor) {
   Shape values(tensor.size());
-  for (int64_t i = 0; i < tensor.size(); ++i) {
-    values[i] = tensor.dtype == DType::i64 ? static_cast<const int64_t*>(tensor.data)[i]
-                                           : static_cast<const int32_t*>(tensor.data)[i];
-  }
+  for (int64_t i = 0; i < tensor.size(); ++i) values[i] = integer_at(tensor, i);
   return values;
 }
 

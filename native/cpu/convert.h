@@ -14,10 +14,11 @@
 
 namespace genai::GENAI_ISA {
 
-struct half_t {
+// Packed: weights in a mapped file may lie at any address.
+struct [[gnu::packed]] half_t {
   uint16_t bits;
 };
-struct bfloat_t {
+struct [[gnu::packed]] bfloat_t {
   uint16_t bits;
 };
 
@@ -139,7 +140,7 @@ void read_block(const void* data, DType dtype, int64_t offset, int64_t n, C* to)
       widen(reinterpret_cast<const T*>(from), to, n);
     } else {
       for (int64_t i = 0; i < n; ++i) {
-        T value;  // weights in a mapped file may lie at any address
+        T value;  // at any address, too
         std::memcpy(&value, from + i * sizeof(T), sizeof(T));
         if constexpr (is_16bit<T>) {
           to[i] = cast_number<C>(to_float(value));

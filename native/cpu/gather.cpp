@@ -9,8 +9,7 @@ namespace genai::GENAI_ISA {
 namespace {
 
 int64_t index_at(const Tensor& indices, int64_t i, int64_t dim) {
-  int64_t index = indices.dtype == DType::i64 ? static_cast<const int64_t*>(indices.data)[i]
-                                              : static_cast<const int32_t*>(indices.data)[i];
+  int64_t index = integer_at(indices, i);
   if (index < -dim || index >= dim) {
     throw std::out_of_range("Gather: index " + std::to_string(index) + " is outside a dimension of " + std::to_string(dim));
   }

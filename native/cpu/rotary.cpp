@@ -18,9 +18,7 @@ struct Rotary {
 
   int64_t position(int64_t b, int64_t t) const {
     if (!ids) return b * tokens + t;  // the caches are gathered already
-    int64_t at = offsets ? 0 : b * tokens + t;
-    int64_t id = ids.dtype == DType::i64 ? static_cast<const int64_t*>(ids.data)[at] : static_cast<const int32_t*>(ids.data)[at];
-    return offsets ? id + t : id;
+    return offsets ? integer_at(ids, 0) + t : integer_at(ids, b * tokens + t);
   }
 
   int64_t offset(int64_t b, int64_t t, int64_t h) const {
