@@ -9,7 +9,7 @@ import numpy as np
 
 from genai_cli.backends.base import Backend, Recording, Tensor
 from genai_cli.engine.arena import Arena
-from genai_cli.engine.feeds import dynamic, known_inputs, past_inputs, step_inputs
+from genai_cli.engine.feeds import cached_inputs, dynamic, known_inputs, step_inputs
 from genai_cli.engine.plan import Plan
 from genai_cli.engine.trace import Constants, StaleRecording, Tracer
 from genai_cli.engine.values import Cached, Dynamic, Static, Value
@@ -107,14 +107,14 @@ class Engine:
         inputs = step_inputs(plan.graph, io, self.backend, num_new, width)
         self._upload(inputs, ids, embeds)
         env: dict[str, Value] = dynamic(inputs | self._states)
-        env |= known_inputs(plan.graph, io, num_new, self.length) | past_inputs(io, self.length)
+        env |= known_inputs(plan.graph, io, num_new, self.length) | cached_inputs(io, num_new, self.length)
         wanted = [*self.taps] if kind == "none" else [io.logits, *self.taps]
         presents = [binding.present for binding in io.kv] + [state.present for state in io.states]
         self._arena.restart()
         recording = self.backend.record()
         tracer = Tracer(
             self.backend, recording, self._arena, self._constants, plan.graph.initializers, self.slots, env,
-            self.length, frozenset([*wanted, *presents]),
+            frozenset([*wanted, *presents]),
         )  # fmt: skip
         tracer.run(plan.nodes[kind])
         self._store_presents(tracer)

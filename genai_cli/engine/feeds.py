@@ -65,12 +65,13 @@ def cached_shape(binding: KvBinding, length: int) -> tuple[int, ...]:
     return (1, binding.num_heads, length, binding.head_dim)
 
 
-def past_inputs(io: DecoderIo, past_len: int) -> dict[str, Value]:
-    """Past KV, left in its slots."""
-    return {
-        binding.past: Cached(index, cached_shape(binding, past_len), binding.dtype)
-        for index, binding in enumerate(io.kv)
-    }
+def cached_inputs(io: DecoderIo, num_new: int, past_len: int) -> dict[str, Value]:
+    """Past KV, left in its slots, and the presents that this step will leave there."""
+    made: dict[str, Value] = {}
+    for index, binding in enumerate(io.kv):
+        for name, length, written in ((binding.past, past_len, True), (binding.present, past_len + num_new, False)):
+            made[name] = Cached(index, cached_shape(binding, length), binding.dtype, length, written)
+    return made
 
 
 def dynamic(tensors: dict[str, Tensor]) -> dict[str, Value]:

@@ -10,7 +10,8 @@ import numpy as np
 
 from genai_cli.engine.abstract import AbstractBackend, AbstractSlot
 from genai_cli.engine.arena import Arena
-from genai_cli.engine.feeds import dynamic, known_inputs, past_inputs, step_inputs
+from genai_cli.engine.decomposed import bind_decomposed
+from genai_cli.engine.feeds import cached_inputs, dynamic, known_inputs, step_inputs
 from genai_cli.engine.probe import settle
 from genai_cli.engine.trace import LAST_ROW, Constants, HostStep, Tracer
 from genai_cli.engine.values import Static, Value
@@ -57,7 +58,9 @@ class Plan:
     def evaluate(self, names: Sequence[str], num_new: int, past_len: int, backend: str = "cpu") -> dict[str, Value]:
         """Values of `names` at (T, past_len), without running kernels."""
         nodes = live_nodes(self.graph.nodes, names)
-        return trace_abstract(self.graph, self.io, nodes, num_new, past_len, backend, frozenset(names)).env
+        return trace_abstract(
+            self.graph, self.io, nodes, num_new, past_len, backend, frozenset(names), self.embed_width
+        ).env
 
     def guard(self, num_new: int, past_len: int) -> tuple[bool, ...]:
         """Which branches a step at (T, past_len) takes."""
@@ -88,6 +91,8 @@ def make_plan(graph: Graph, io: DecoderIo, context_len: int | None, backend: str
     presents = [binding.present for binding in io.kv] + [state.present for state in io.states]
     bound = bind_attention(fold_transposes(prune(graph, [io.logits, *presents])), io)
     refuse(unsupported(prune(bound, [io.logits, *presents])))
+    plain = Plan(bound, io, {"all": bound.nodes}, [], [], False, embed_width)
+    bound = bind_decomposed(bound, io, lambda names: plain.evaluate(names, 1, 1, backend))
     internal = [node for node in bound.nodes if node.domain == INTERNAL_DOMAIN]
     draft = Plan(bound, io, {"all": bound.nodes}, [], [], False, embed_width)
     settle(internal, lambda names, new, past: draft.evaluate(names, new, past, backend), context_len)
@@ -121,10 +126,10 @@ def trace_abstract(
     ]
     states = {state.past: abstract.empty(state.shape, state.dtype) for state in io.states}
     env: dict[str, Value] = dynamic(step_inputs(graph, io, abstract, num_new, embed_width) | states)
-    env |= known_inputs(graph, io, num_new, past_len) | past_inputs(io, past_len)
+    env |= known_inputs(graph, io, num_new, past_len) | cached_inputs(io, num_new, past_len)
     constants = Constants(abstract)
     tracer = Tracer(
-        abstract, abstract.record(), Arena(abstract), constants, graph.initializers, slots, env, past_len, keep
+        abstract, abstract.record(), Arena(abstract), constants, graph.initializers, slots, env, keep
     )  # fmt: skip
     tracer.run(nodes)
     return tracer

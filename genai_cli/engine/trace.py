@@ -10,12 +10,13 @@ step only.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from genai_cli.backends.base import Backend, KvSlot, Recording, Tensor
+from genai_cli.engine.abstract import AbstractBackend
 from genai_cli.engine.arena import Arena
 from genai_cli.engine.values import Cached, Dynamic, Static, Storage, Value
 from genai_cli.errors import GenaiError
@@ -69,11 +70,10 @@ class Tracer:
         initializers: dict[str, Initializer],
         slots: Sequence[KvSlot],
         env: dict[str, Value],
-        past_len: int,
         keep: frozenset[str],
     ) -> None:
         self.backend, self.recording, self.arena, self.constants = backend, recording, arena, constants
-        self.initializers, self.slots, self.env, self.past_len = dict(initializers), slots, env, past_len
+        self.initializers, self.slots, self.env = dict(initializers), slots, env
         self.keep = keep  # names whose memory must outlive the trace (outputs)
         self.one_shot = False
         self.host_steps: list[HostStep] = []
@@ -112,13 +112,10 @@ class Tracer:
 
     def _present(self, node: Node) -> None:
         """An attention bound to slots leaves its present there."""
-        new = self.env[node.inputs[0]]
-        num_new = new.tensor.shape[1] if isinstance(new, Dynamic) else 0
-        for name, key in zip(node.outputs[1:3], ("key_slot", "value_slot"), strict=False):
-            if name and key in node.attrs:
-                slot = self.slots[node.attrs[key]]
-                shape = (1, slot.num_heads, self.past_len + num_new, slot.head_dim)
-                self.env[name] = Cached(node.attrs[key], shape, slot.dtype)
+        for name in node.outputs[1:3]:
+            value = self.env.get(name)
+            if isinstance(value, Cached):
+                self.env[name] = replace(value, written=True)
 
     def value(self, name: str) -> Value:
         """A name's value; weights become static when first seen."""
@@ -283,15 +280,17 @@ class Tracer:
         """KV read by something else than attention is copied out of its slot, as the graph's own tensor."""
         if isinstance(value, Dynamic):
             return value
+        if not value.written and not isinstance(self.backend, AbstractBackend):
+            raise GenaiError(f"the present of KV slot {value.slot} is read before its attention wrote it")
         tensor, storage = self.arena.take(value.shape, value.dtype)
         dense = Dynamic(tensor, True, Storage(storage.tensor, 1))
-        slot, past_len, backend = self.slots[value.slot], self.past_len, self.backend
+        slot, length, backend = self.slots[value.slot], value.length, self.backend
 
         def copy() -> None:
-            rows = backend.kv_view(slot, 0, past_len)
+            rows = backend.kv_view(slot, 0, length)
             if len(value.shape) == 3:  # [1, capacity, H_kv * D]
                 full = np.zeros((1, value.shape[1], rows.shape[0], rows.shape[2]), rows.dtype)
-                full[0, :past_len] = rows.transpose(1, 0, 2)
+                full[0, :length] = rows.transpose(1, 0, 2)
                 backend.upload(tensor, full.reshape(value.shape))
             else:
                 backend.upload(tensor, np.ascontiguousarray(rows).reshape(value.shape))

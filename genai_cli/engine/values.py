@@ -37,11 +37,14 @@ class Dynamic:
 
 @dataclass
 class Cached:
-    """KV in a slot, in the axes of the graph's input; `shape` is what the graph would see."""
+    """KV in a slot, in the axes of the graph's input; `shape` is what the graph would see, `length` its valid tokens.
+    A present not yet `written` may be asked for its shape (masks are), never for its values."""
 
     slot: int
     shape: tuple[int, ...]
     dtype: np.dtype
+    length: int
+    written: bool = True
 
 
 Value = Static | Dynamic | Cached
