@@ -67,6 +67,11 @@ class ExternalFiles:
                 f"data file `{location}` of weight `{tensor}` is missing in `{self.folder}`",
                 hint="put the external data file beside the .onnx file",
             )
+        if path.stat().st_nlink > 1:  # a second name may lie anywhere, and change the weights from there
+            raise GenaiError(
+                f"weight `{tensor}` points to `{location}`, a file with {path.stat().st_nlink} hard links",
+                hint="give the model's folder its own copy of the data file",
+            )
         with path.open("rb") as file:
             if file.read(len(LFS_MAGIC)) == LFS_MAGIC:
                 raise GenaiError(

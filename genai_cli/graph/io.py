@@ -82,13 +82,19 @@ _NAMES: dict[str, tuple[str, ...]] = {
 }
 
 
-def decoder_io(graph: Graph, names: dict[str, str] | None = None, head_size: int | None = None) -> DecoderIo:
+def decoder_io(
+    graph: Graph,
+    names: dict[str, str] | None = None,
+    head_size: int | None = None,
+    declared_pairs: dict[str, str] | None = None,
+) -> DecoderIo:
     """Bind a decoder graph. `names` overrides roles (`{"input_ids": "tokens", "logits": "scores"}`), as configs declare
-    them; `head_size` is used only where neither shapes nor ops tell D. GenaiError lists every input that has no role."""
+    them; `head_size` is used only where neither shapes nor ops tell D; `declared_pairs` (past -> present) adds pairs
+    whose names follow no known spelling. GenaiError lists every input that has no role."""
     names = names or {}
     inputs = {value.name: value for value in graph.inputs}
     roles = {role: _find(role, names, options, inputs) for role, options in _NAMES.items()}
-    pairs = dict(_pairs(graph))
+    pairs = {**dict(_pairs(graph)), **(declared_pairs or {})}
     known = {name for name in roles.values() if name} | set(pairs)
     strangers = [name for name in inputs if name not in known]
     if strangers:

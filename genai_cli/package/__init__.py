@@ -1,0 +1,1 @@
+"""A model folder on disk -> ModelPackage: what its files declare, checked, before any weight is read."""
