@@ -69,6 +69,16 @@ def _expand(call: Call) -> list[Launch]:
     return _copy(call, x, y, Strided(list(y.shape), strides))
 
 
+@plans("Tile")
+def _tile(call: Call) -> list[Launch]:
+    """Every dimension becomes (repeats, dim), the first standing still in x."""
+    x, y, strides = call.input(0), call.output(), contiguous_strides(call.input(0).shape)
+    repeats = _values(call, 1) or []
+    dims = [n for pair in zip(repeats, x.shape, strict=True) for n in pair]
+    still = [n for stride in strides for n in (0, stride)]
+    return _copy(call, x, y, Strided(dims, [still, contiguous_strides(dims)]))
+
+
 @plans("Concat")
 def _concat(call: Call) -> list[Launch]:
     y = call.output()

@@ -45,6 +45,12 @@ def dims(inputs: Inputs, attrs: Attrs) -> str | None:
     return None if most <= MOST_DIMS else f"{most} dimensions, the kernel has {MOST_DIMS}"
 
 
+def few_dims(inputs: Inputs, attrs: Attrs) -> str | None:
+    """Tile walks two dimensions for each."""
+    rank = len(shape(inputs[0]))
+    return None if 2 * rank <= MOST_DIMS else f"{rank} dimensions, the kernel has {MOST_DIMS // 2}"
+
+
 def one_run(inputs: Inputs, attrs: Attrs) -> str | None:
     """The reduced axes lie side by side."""
     rank, given = len(shape(inputs[0])), optional(inputs, 1)
@@ -123,6 +129,7 @@ rule("cuda", "GatedAdd", FLOAT, ALIKE, dims, domain=MS)
 rule("cuda", "Identity Flatten", ANY)
 rule("cuda", "Transpose Concat", ANY, dims)
 rule("cuda", "Reshape Squeeze Unsqueeze Expand Split Trilu", kinds(ALL, 0), known(1), dims)
+rule("cuda", "Tile", kinds(ALL, 0), known(1), few_dims)
 rule("cuda", "Slice", kinds(ALL, 0), known(1, 2, 3, 4), dims)
 rule("cuda", "Trilu", kinds(ALL, 0), known(1), domain=MS)
 rule("cuda", "Gather", kinds(ALL, 0), kinds(INDICES, 1))

@@ -1,6 +1,6 @@
-// genai.Attention: new K and V go to their slots, then each new query attends over what is held. Keys are taken in tiles of
-// kTile at fixed positions and tiles are merged in order, so that a row's bits depend neither on T nor on the grid.
-// The state block: past_len, then (address, capacity) of each slot.
+// genai.Attention: new K and V go to their slots, then each new query attends over what is held. Keys are taken in
+// tiles of kTile at fixed positions and tiles are merged in order, so that a row's bits depend neither on T nor on the
+// grid. The state block: past_len, then (address, capacity) of each slot.
 
 constexpr int kTile = 128;  // keys of a tile, and threads of a block
 
@@ -36,10 +36,11 @@ __device__ inline void rotate_row(float* row, i64 half, const C* cos, const C* s
 
 // One block a (head, token): query heads first, then key heads, then value heads. Queries stay f32 [T, H, D].
 template <class T, class KV, class C, class I>
-__global__ void prepare(const T* q, i64 q_token, i64 q_head, const T* k, i64 k_token, i64 k_head, const T* v, i64 v_token,
-                        i64 v_head, const C* cos, const C* sin, const I* position_ids, const T* q_norm, const T* k_norm,
-                        float* queries, const i64* state, i64 heads, i64 kv_heads, i64 dim, i64 value_dim, i64 half,
-                        i64 key_slot, i64 value_slot, float epsilon, int interleaved, i64 max_position, i64* fault) {
+__global__ void prepare(const T* q, i64 q_token, i64 q_head, const T* k, i64 k_token, i64 k_head, const T* v,
+                        i64 v_token, i64 v_head, const C* cos, const C* sin, const I* position_ids, const T* q_norm,
+                        const T* k_norm, float* queries, const i64* state, i64 heads, i64 kv_heads, i64 dim,
+                        i64 value_dim, i64 half, i64 key_slot, i64 value_slot, float epsilon, int interleaved,
+                        i64 max_position, i64* fault) {
   extern __shared__ float row[];
   i64 head = blockIdx.x, token = blockIdx.y, position = state[0] + token;
   if (head >= heads + kv_heads) {
@@ -83,8 +84,10 @@ struct Scores {
 
 template <class M>
 __device__ inline float bias_of(M value) {
-  if constexpr (Same<M, bool>::value) return value ? 0.f : -infinity();
-  else return widen(value);
+  if constexpr (Same<M, bool>::value)
+    return value ? 0.f : -infinity();
+  else
+    return widen(value);
 }
 
 template <class KV>
@@ -158,10 +161,10 @@ struct Query {
 // One block a (tile or all tiles, head, token). PARTIAL: the tile's own (top, total, acc[value_dim]) goes to `partial`
 // [T, H, tiles, value_dim + 2]; else the block takes all tiles in order and writes the output.
 template <bool PARTIAL, class T, class KV, class M>
-__global__ void attend(const float* queries, T* y, i64 y_token, i64 y_head, const M* mask, i64 mask_token, i64 mask_head,
-                       i64 mask_key, const T* sink, float* partial, const i64* state, i64 heads, i64 group, i64 num_new,
-                       i64 appended, i64 dim, i64 value_dim, i64 key_slot, i64 value_slot, i64 window, float scale,
-                       float softcap, int causal, int smooth, int bias_first) {
+__global__ void attend(const float* queries, T* y, i64 y_token, i64 y_head, const M* mask, i64 mask_token,
+                       i64 mask_head, i64 mask_key, const T* sink, float* partial, const i64* state, i64 heads,
+                       i64 group, i64 num_new, i64 appended, i64 dim, i64 value_dim, i64 key_slot, i64 value_slot,
+                       i64 window, float scale, float softcap, int causal, int smooth, int bias_first) {
   extern __shared__ float shared[];
   i64 head = blockIdx.y, token = blockIdx.z, total_len = state[0] + appended, position = total_len - num_new + token;
   Query<KV, M> q;
@@ -187,11 +190,11 @@ __global__ void attend(const float* queries, T* y, i64 y_token, i64 y_head, cons
 // ONNX Attention over K and V as they are: one block a (head, token, sequence). Query t stands at key t, or, with
 // lengths, the last query at the last key.
 template <class T, class KV, class M, class I>
-__global__ void dense(const T* q, i64 q_batch, i64 q_token, i64 q_head, const KV* k, i64 k_batch, i64 k_token, i64 k_head,
-                      const KV* v, i64 v_batch, i64 v_token, i64 v_head, T* y, i64 y_batch, i64 y_token, i64 y_head,
-                      const M* mask, i64 mask_batch, i64 mask_token, i64 mask_head, i64 mask_key, const I* lengths,
-                      i64 num_keys, i64 group, i64 dim, i64 value_dim, i64 left, i64 right, float scale, float softcap,
-                      int bias_first, i64* fault) {
+__global__ void dense(const T* q, i64 q_batch, i64 q_token, i64 q_head, const KV* k, i64 k_batch, i64 k_token,
+                      i64 k_head, const KV* v, i64 v_batch, i64 v_token, i64 v_head, T* y, i64 y_batch, i64 y_token,
+                      i64 y_head, const M* mask, i64 mask_batch, i64 mask_token, i64 mask_head, i64 mask_key,
+                      const I* lengths, i64 num_keys, i64 group, i64 dim, i64 value_dim, i64 left, i64 right,
+                      float scale, float softcap, int bias_first, i64* fault) {
   extern __shared__ float shared[];
   i64 head = blockIdx.x, token = blockIdx.y, batch = blockIdx.z, tokens = gridDim.y;
   i64 held = lengths ? static_cast<i64>(lengths[batch]) : num_keys, position = lengths ? held - tokens + token : token;
@@ -204,7 +207,8 @@ __global__ void dense(const T* q, i64 q_batch, i64 q_token, i64 q_head, const KV
   one.query = shared, one.weights = shared + dim, one.acc = one.weights + kTile;
   one.keys = k + batch * k_batch + head / group * k_head, one.key_stride = k_token, one.dim = dim;
   one.values = v + batch * v_batch + head / group * v_head, one.value_stride = v_token, one.value_dim = value_dim;
-  one.mask = mask ? mask + batch * mask_batch + token * mask_token + head * mask_head : nullptr, one.mask_key = mask_key;
+  one.mask = mask ? mask + batch * mask_batch + token * mask_token + head * mask_head : nullptr,
+  one.mask_key = mask_key;
   one.end = right < 0 ? held : min(held, position + right + 1), one.begin = left < 0 ? 0 : max(position - left, i64(0));
   one.scores = {scale, softcap, bias_first};
   for (i64 i = threadIdx.x; i < dim; i += kTile) one.query[i] = widen(from[i]);
@@ -239,7 +243,8 @@ __global__ void rotary(const T* x, T* y, i64 x_batch, i64 x_token, i64 x_head, c
                        const I* position_ids, i64 position_step, i64 num_tokens, i64 dim, i64 half, int interleaved,
                        i64 max_position, i64* fault) {
   extern __shared__ float row[];
-  i64 head = blockIdx.x, token = blockIdx.y, batch = blockIdx.z, offset = batch * x_batch + token * x_token + head * x_head;
+  i64 head = blockIdx.x, token = blockIdx.y, batch = blockIdx.z,
+      offset = batch * x_batch + token * x_token + head * x_head;
   for (i64 i = threadIdx.x; i < dim; i += blockDim.x) row[i] = widen(x[offset + i]);
   __syncthreads();
   i64 at = batch * num_tokens + token;  // without ids the caches are [B, T, half]

@@ -1,5 +1,6 @@
 // What every kernel file starts with: types, one rounding on store, and sums over warps and blocks.
-// NVRTC compiles common.cuh + <family>.cu as one text; GENAI_F16 and GENAI_BF16 are set when an instantiation needs them.
+// NVRTC compiles common.cuh + <family>.cu as one text; GENAI_F16 and GENAI_BF16 are set when an instantiation needs
+// them.
 #ifdef GENAI_F16
 #include <cuda_fp16.h>
 #endif

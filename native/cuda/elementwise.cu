@@ -3,15 +3,15 @@
 #define WALK i64 d0, i64 d1, i64 d2, i64 d3, i64 d4, i64 d5
 #define STRIDES(x) i64 x##0, i64 x##1, i64 x##2, i64 x##3, i64 x##4, i64 x##5
 #define OFFSET(x) (i0 * x##0 + i1 * x##1 + i2 * x##2 + i3 * x##3 + i4 * x##4 + i5 * x##5)
-#define UNRAVEL(index)                                                                   \
-  i64 rest_ = index, i5 = rest_ % d5;                                                    \
-  rest_ /= d5;                                                                           \
-  i64 i4 = rest_ % d4;                                                                   \
-  rest_ /= d4;                                                                           \
-  i64 i3 = rest_ % d3;                                                                   \
-  rest_ /= d3;                                                                           \
-  i64 i2 = rest_ % d2;                                                                   \
-  rest_ /= d2;                                                                           \
+#define UNRAVEL(index)                \
+  i64 rest_ = index, i5 = rest_ % d5; \
+  rest_ /= d5;                        \
+  i64 i4 = rest_ % d4;                \
+  rest_ /= d4;                        \
+  i64 i3 = rest_ % d3;                \
+  rest_ /= d3;                        \
+  i64 i2 = rest_ % d2;                \
+  rest_ /= d2;                        \
   i64 i1 = rest_ % d1, i0 = rest_ / d1
 
 // ---- two operands
@@ -137,8 +137,10 @@ struct SiluMul {
 
 template <class Op, class C, class Y>
 __device__ inline auto applied(C a, C b) {
-  if constexpr (Same<Op, SiluMul>::value) return SiluMul::rounded<Y>(a, b);
-  else return Op::template of<C>(a, b);
+  if constexpr (Same<Op, SiluMul>::value)
+    return SiluMul::rounded<Y>(a, b);
+  else
+    return Op::template of<C>(a, b);
 }
 
 template <class Op, class A, class B, class Y>
@@ -158,7 +160,8 @@ __global__ void binary_strided(const A* a, const B* b, Y* y, i64 n, WALK, STRIDE
 }
 
 template <class T>
-__global__ void where(const bool* condition, const T* a, const T* b, T* y, i64 n, WALK, STRIDES(c), STRIDES(a), STRIDES(b)) {
+__global__ void where(const bool* condition, const T* a, const T* b, T* y, i64 n, WALK, STRIDES(c), STRIDES(a),
+                      STRIDES(b)) {
   i64 i = thread_index();
   if (i >= n) return;
   UNRAVEL(i);
@@ -167,7 +170,8 @@ __global__ void where(const bool* condition, const T* a, const T* b, T* y, i64 n
 
 // x + round(y * gate)
 template <class T>
-__global__ void gated_add(const T* x, const T* y, const T* gate, T* out, i64 n, WALK, STRIDES(x), STRIDES(y), STRIDES(g)) {
+__global__ void gated_add(const T* x, const T* y, const T* gate, T* out, i64 n, WALK, STRIDES(x), STRIDES(y),
+                          STRIDES(g)) {
   i64 i = thread_index();
   if (i >= n) return;
   UNRAVEL(i);

@@ -1,5 +1,5 @@
-// Products with f32 sums. A row's bits depend neither on the number of rows nor on the vector width: each output is summed
-// over K in the same order by the same threads.
+// Products with f32 sums. A row's bits depend neither on the number of rows nor on the vector width: each output is
+// summed over K in the same order by the same threads.
 
 constexpr int kWarps = 8;  // K is dealt out to the warps of a block in turn
 
@@ -53,8 +53,8 @@ __global__ void columns(const T* a, const T* b, const T* c, T* y, i64 m, i64 n, 
 
 // The same with b [N, K]: one warp a column, lanes along K, V elements a load.
 template <int V, int ROWS, class T>
-__global__ void transposed(const T* a, const T* b, const T* c, T* y, i64 m, i64 n, i64 k, i64 a_row, i64 a_step, i64 c_row,
-                           i64 c_column, float alpha, float beta) {
+__global__ void transposed(const T* a, const T* b, const T* c, T* y, i64 m, i64 n, i64 k, i64 a_row, i64 a_step,
+                           i64 c_row, i64 c_column, float alpha, float beta) {
   int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   i64 column = blockIdx.x * i64(kWarps) + warp, first = i64(blockIdx.y) * ROWS;
   if (column >= n) return;
@@ -76,12 +76,12 @@ __global__ void transposed(const T* a, const T* b, const T* c, T* y, i64 m, i64 
   }
 }
 
-// The same product for many rows: tiles of a and b in shared memory, 4 x 2 outputs a thread. Every output is kept as kWarps
-// running sums, dealt out and added up as `columns` does it, so that both give the same bits.
+// The same product for many rows: tiles of a and b in shared memory, 4 x 2 outputs a thread. Every output is kept as
+// kWarps running sums, dealt out and added up as `columns` does it, so that both give the same bits.
 constexpr int kTileRows = 64, kTileColumns = 32, kTileDepth = 16, kSide = 16;
 
 template <class T>
-__global__ void __launch_bounds__(kSide * kSide)
+__global__ void __launch_bounds__(kSide* kSide)
     tiled(const T* a, const T* b, const T* c, T* y, i64 m, i64 n, i64 k, i64 a_row, i64 a_step, i64 c_row, i64 c_column,
           i64 a_batch, i64 b_batch, float alpha, float beta) {
   __shared__ float left[kTileDepth][kTileRows + 1], right[kTileDepth][kTileColumns + 1];

@@ -1,8 +1,9 @@
-// Mixtures of experts: a slot is a (row, chosen expert) pair. Only the chosen experts' weights are read, once a slot; what
-// lies between the projections stays in f32.
+// Mixtures of experts: a slot is a (row, chosen expert) pair. Only the chosen experts' weights are read, once a slot;
+// what lies between the projections stays in f32.
 
 // The k largest of a row's router values and their weights; one warp a row. Equal values: the lower index first.
-// The weights are the softmax over all experts, or separate ones [rows, experts]; `normalize` makes those chosen sum to 1.
+// The weights are the softmax over all experts, or separate ones [rows, experts]; `normalize` makes those chosen sum
+// to 1.
 template <class T>
 __global__ void route(const T* router, const T* weights, int* chosen, float* mix, i64 experts, i64 k, int normalize) {
   i64 row = blockIdx.x;
@@ -41,7 +42,8 @@ __global__ void route(const T* router, const T* weights, int* chosen, float* mix
 
 // y [slots, N] = x [rows, K] times the expert's w [N, K] transposed, plus its bias. One warp a (column, slot).
 template <class X, class T>
-__global__ void expert(const X* x, const int* chosen, const T* w, const T* bias, float* y, i64 n, i64 k, i64 slots_a_row) {
+__global__ void expert(const X* x, const int* chosen, const T* w, const T* bias, float* y, i64 n, i64 k,
+                       i64 slots_a_row) {
   int lane = threadIdx.x % kWarp;
   i64 column = blockIdx.x * i64(blockDim.x / kWarp) + threadIdx.x / kWarp, slot = blockIdx.y;
   if (column >= n) return;
@@ -54,12 +56,12 @@ __global__ void expert(const X* x, const int* chosen, const T* w, const T* bias,
   if (lane == 0) y[slot * n + column] = bias ? sum + widen(bias[which * n + column]) : sum;
 }
 
-// The same with packed weights [experts, N, K * BITS / 8]; a block's zero point is packed along the blocks of a row, or,
-// with one block a row (rowwise), along the rows.
+// The same with packed weights [experts, N, K * BITS / 8]; a block's zero point is packed along the blocks of a row,
+// or, with one block a row (rowwise), along the rows.
 template <int BITS, class X, class S, class T>
 __global__ void expert_nbits(const X* x, const int* chosen, const unsigned char* w, const S* scales,
-                             const unsigned char* zeros, const T* bias, float* y, i64 n, i64 k, i64 block_size, i64 blocks,
-                             int rowwise, i64 slots_a_row) {
+                             const unsigned char* zeros, const T* bias, float* y, i64 n, i64 k, i64 block_size,
+                             i64 blocks, int rowwise, i64 slots_a_row) {
   constexpr int kLanes = 8 / BITS, kMask = (1 << BITS) - 1;
   int lane = threadIdx.x % kWarp;
   i64 column = blockIdx.x * i64(blockDim.x / kWarp) + threadIdx.x / kWarp, slot = blockIdx.y;
@@ -118,9 +120,11 @@ __global__ void activate(const float* h, const float* other, float* y, i64 n) {
   if (i < n) y[i] = F::of(h[i]) * (other ? other[i] : 1.f);
 }
 
-// gate * sigmoid(alpha gate) * (linear + beta). FUSION 1: gate and linear in turn in h; 2: one half each; 0: linear apart.
+// gate * sigmoid(alpha gate) * (linear + beta). FUSION 1: gate and linear in turn in h; 2: one half each; 0: linear
+// apart.
 template <int FUSION>
-__global__ void swiglu(const float* h, const float* other, float* y, i64 n, i64 width, float alpha, float beta, float limit) {
+__global__ void swiglu(const float* h, const float* other, float* y, i64 n, i64 width, float alpha, float beta,
+                       float limit) {
   i64 i = thread_index();
   if (i >= n) return;
   i64 row = i / width, column = i % width, base = row * width;

@@ -28,8 +28,8 @@ __device__ inline int level(const unsigned* words, int i) {
 
 // y [M, N] = a [M, K] times the weights, activations as they are.
 template <int BITS, int CHUNK, int ROWS, class T, class S, class Z>
-__global__ void nbits(const T* a, const unsigned char* b, const S* scales, const Z* zeros, const T* bias, T* y, i64 m, i64 n,
-                      i64 k, i64 block_size, i64 blocks) {
+__global__ void nbits(const T* a, const unsigned char* b, const S* scales, const Z* zeros, const T* bias, T* y, i64 m,
+                      i64 n, i64 k, i64 block_size, i64 blocks) {
   constexpr int kBytes = CHUNK * BITS / 8;
   int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   i64 column = blockIdx.x * i64(kWarps) + warp, first = i64(blockIdx.y) * ROWS;
@@ -61,7 +61,8 @@ __global__ void nbits(const T* a, const unsigned char* b, const S* scales, const
 
 // accuracy_level 4: one block of a's row becomes int8, scale = max|a| / 127, level = round half even(a * (1 / scale)).
 template <class T>
-__global__ void quantize_rows(const T* a, signed char* levels, float* scales, i64 count, i64 k, i64 block_size, i64 blocks) {
+__global__ void quantize_rows(const T* a, signed char* levels, float* scales, i64 count, i64 k, i64 block_size,
+                              i64 blocks) {
   i64 i = thread_index();
   if (i >= count) return;
   i64 row = i / blocks, start = i % blocks * block_size;
@@ -123,8 +124,8 @@ __global__ void nbits_int8(const signed char* a, const float* a_scales, const un
 
 // Rows of a quantized table [rows, width]: (q - zero) * scale, blocks along the width; one thread an element.
 template <int BITS, bool PACKED, class S, class I>
-__global__ void gather_rows(const unsigned char* data, const I* indices, const S* scales, const unsigned char* zeros, S* y,
-                            i64 n, i64 rows, i64 width, i64 block_size, i64 blocks) {
+__global__ void gather_rows(const unsigned char* data, const I* indices, const S* scales, const unsigned char* zeros,
+                            S* y, i64 n, i64 rows, i64 width, i64 block_size, i64 blocks) {
   i64 i = thread_index();
   if (i >= n) return;
   i64 column = i % width, index = indices[i / width], row = index < 0 ? index + rows : index;
@@ -137,6 +138,8 @@ __global__ void gather_rows(const unsigned char* data, const I* indices, const S
   i64 block = column / block_size;
   float value = PACKED ? static_cast<float>(byte >> (column % kLanes * BITS) & ((1 << BITS) - 1))
                        : static_cast<float>(static_cast<signed char>(byte));
-  float zero = PACKED ? zero_of<BITS>(zeros, row, block, blocks) : zeros ? static_cast<float>(static_cast<signed char>(zeros[row * blocks + block])) : 0.f;
+  float zero = PACKED  ? zero_of<BITS>(zeros, row, block, blocks)
+               : zeros ? static_cast<float>(static_cast<signed char>(zeros[row * blocks + block]))
+                       : 0.f;
   y[i] = narrow<S>((value - zero) * widen(scales[row * blocks + block]));
 }

@@ -2,8 +2,8 @@
 
 // x [B, C, T], weight [C, 1, k], past [B, C, k-1] -> y, the last k-1 columns; one thread a channel, in time order.
 template <bool SILU, class T>
-__global__ void causal_conv(const T* x, const T* weight, const T* bias, const T* past, T* y, T* present, i64 n, i64 channels,
-                            i64 num_tokens, i64 width) {
+__global__ void causal_conv(const T* x, const T* weight, const T* bias, const T* past, T* y, T* present, i64 n,
+                            i64 channels, i64 num_tokens, i64 width) {
   i64 i = thread_index();
   if (i >= n) return;
   i64 channel = i % channels, held = width - 1;
@@ -62,8 +62,8 @@ __global__ void linear_attention(const T* q, const T* k, const T* v, const P* pa
 
 // decay = decay_scale * softplus(a + dt_bias), rate = sigmoid(b).
 template <class T>
-__global__ void linear_attention_gate(const T* a, const T* dt_bias, const T* decay_scale, const T* b, T* decay, T* rate, i64 n,
-                                      i64 width) {
+__global__ void linear_attention_gate(const T* a, const T* dt_bias, const T* decay_scale, const T* b, T* decay, T* rate,
+                                      i64 n, i64 width) {
   i64 i = thread_index();
   if (i >= n) return;
   float x = widen(a[i]) + widen(dt_bias[i % width]);

@@ -35,7 +35,8 @@ __global__ void gather(const T* data, const I* indices, T* y, i64* fault, i64 n,
 
 // data [outer, size, inner], indices like y [outer, count, inner].
 template <class T, class I>
-__global__ void gather_elements(const T* data, const I* indices, T* y, i64* fault, i64 n, i64 size, i64 inner, i64 count) {
+__global__ void gather_elements(const T* data, const I* indices, T* y, i64* fault, i64 n, i64 size, i64 inner,
+                                i64 count) {
   i64 i = thread_index();
   if (i >= n) return;
   i64 column = i % inner, outer = i / inner / count;

@@ -33,7 +33,7 @@ CUDA = SimpleNamespace(name="cuda")
 # Each dtype is a kernel of its own to compile. What an op computes is shown by f32, and by all three floats where it
 # sums; the other dtypes differ in loads and stores only, and run with the slow tests.
 EVERYDAY = {np.dtype(kind) for kind in (np.float32, np.int64, np.bool_)}
-THREE_FLOATS = {"Add", "Mul", "Cast", "Gather", "MatMul", "Gemm", "Softmax", "SiluMul", "RotaryEmbedding"}
+THREE_FLOATS = {"Add", "Mul", "Gather", "MatMul", "Gemm", "Softmax", "SiluMul", "RotaryEmbedding"}
 THREE_FLOATS |= {"RMSNormalization", "SkipSimplifiedLayerNormalization", "LinearAttention", "CausalConvWithState"}
 
 PACKED = {"MatMulNBits", "GatherBlockQuantized", "QMoE"}  # weights are bytes
@@ -52,6 +52,8 @@ def cases_of_kernels() -> dict[str, list[Case]]:
 
 def everyday(case: Case) -> bool:
     """Whether a case runs with the fast tests."""
+    if case.op == "MatMulNBits" and case.attrs["block_size"] == 16:  # half a load: kernels of its own
+        return False
     kinds = {array.dtype for array in case.inputs if array is not None}
     if case.op in THREE_FLOATS:
         return not any(kind.kind in "iu" and kind not in EVERYDAY for kind in kinds)

@@ -154,8 +154,8 @@ ENTRY(cuEventElapsedTime, 12080, float* ms, CUevent from, CUevent to) {
 }
 
 // ---- images and kernels
-ENTRY(cuLibraryLoadData, 12000, CUlibrary* out, const void* image, CUjit_option*, void**, unsigned, CUlibraryOption*, void**,
-      unsigned) {
+ENTRY(cuLibraryLoadData, 12000, CUlibrary* out, const void* image, CUjit_option*, void**, unsigned, CUlibraryOption*,
+      void**, unsigned) {
   NEEDS_CONTEXT;
   return load_image(image, out);
 }
@@ -185,10 +185,17 @@ ENTRY(cuKernelGetAttribute, 12000, int* value, CUfunction_attribute attribute, C
   NEEDS_CONTEXT;
   const KernelEntry& entry = *own(kernel)->entry;
   switch (attribute) {
-    case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: *value = entry.max_threads ? int(entry.max_threads) : 1024; break;
-    case CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES: *value = int(entry.static_shared); break;
-    case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: *value = own(kernel)->max_dynamic_shared; break;
-    default: *value = 0;
+    case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK:
+      *value = entry.max_threads ? int(entry.max_threads) : 1024;
+      break;
+    case CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES:
+      *value = int(entry.static_shared);
+      break;
+    case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
+      *value = own(kernel)->max_dynamic_shared;
+      break;
+    default:
+      *value = 0;
   }
   return CUDA_SUCCESS;
 }
@@ -197,15 +204,16 @@ ENTRY(cuKernelSetAttribute, 12000, CUfunction_attribute attribute, int value, CU
   if (attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) own(kernel)->max_dynamic_shared = value;
   return CUDA_SUCCESS;
 }
-ENTRY(cuLaunchKernel, 4000, CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-      unsigned shared, CUstream stream, void** arguments, void**) {
+ENTRY(cuLaunchKernel, 4000, CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+      unsigned bz, unsigned shared, CUstream stream, void** arguments, void**) {
   NEEDS_CONTEXT;
   return launch(function, {gx, gy, gz}, {bx, by, bz}, shared, stream, arguments);
 }
 ENTRY(cuLaunchKernelEx, 11060, const CUlaunchConfig* config, CUfunction function, void** arguments, void**) {
   NEEDS_CONTEXT;
   REFUSE_IF(!config);
-  Dim3 grid{config->gridDimX, config->gridDimY, config->gridDimZ}, block{config->blockDimX, config->blockDimY, config->blockDimZ};
+  Dim3 grid{config->gridDimX, config->gridDimY, config->gridDimZ},
+      block{config->blockDimX, config->blockDimY, config->blockDimZ};
   return launch(function, grid, block, config->sharedMemBytes, config->hStream, arguments);
 }
 

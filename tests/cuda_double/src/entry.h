@@ -1,5 +1,5 @@
-// How an entry point of the driver is written: ENTRY(cuName, CUDA version in which this ABI appeared, parameters) { ... }
-// The table is keyed by both, because cuda-python asks for each function by name and version.
+// How an entry point of the driver is written: ENTRY(cuName, CUDA version in which this ABI appeared, parameters) { ...
+// } The table is keyed by both, because cuda-python asks for each function by name and version.
 #pragma once
 
 #include <cuda.h>
@@ -27,12 +27,12 @@ void* find_entry_point(const char* name, int version);
                                                               reinterpret_cast<void*>(name##_at_##version)); \
   static CUresult name##_at_##version(__VA_ARGS__)
 
-#define NEEDS_DRIVER                                 \
+#define NEEDS_DRIVER                                   \
   if (!initialised) return CUDA_ERROR_NOT_INITIALIZED; \
   std::lock_guard guard_(lock)
 
-#define NEEDS_CONTEXT                  \
-  NEEDS_DRIVER;                        \
+#define NEEDS_CONTEXT                    \
+  NEEDS_DRIVER;                          \
   if (sticky_error) return sticky_error; \
   if (!current_context()) return CUDA_ERROR_INVALID_CONTEXT
 

@@ -46,7 +46,7 @@ namespace {
 
 constexpr size_t kStack = 128 << 10;
 constexpr size_t kSharedMax = 256 << 10;
-constexpr int kGroups = 8;  // different warp masks alive at once
+constexpr int kGroups = 8;                         // different warp masks alive at once
 constexpr uint64_t kLost = 0xFFA5FFA5FFA5FFA5ull;  // what a lane gets from a lane that did not take part: NaN
 
 struct Fiber {
@@ -203,7 +203,8 @@ bool in_shared_memory(uint64_t address, unsigned size, Segment* out) {
 }
 
 void on_check(uint64_t address, unsigned size, Segment* out) {
-  if (live_segment(address, size, out) || in_shared_memory(address, size, out) || in_local_memory(address, size, out)) return;
+  if (live_segment(address, size, out) || in_shared_memory(address, size, out) || in_local_memory(address, size, out))
+    return;
   out->page = 0;
   fail(CUDA_ERROR_ILLEGAL_ADDRESS, "illegal access: " + describe(address + size - 1));
 }
@@ -261,11 +262,13 @@ void resume(Worker& worker) {
 
 [[noreturn]] void report_deadlock() {
   auto count = [](Run run) {
-    return std::to_string(std::count_if(machine.workers.begin(), machine.workers.end(), [=](Worker& w) { return w.run == run; }));
+    return std::to_string(
+        std::count_if(machine.workers.begin(), machine.workers.end(), [=](Worker& w) { return w.run == run; }));
   };
   machine.current = nullptr;
   fail(CUDA_ERROR_LAUNCH_FAILED, "deadlock: " + count(Run::at_barrier) + " threads wait at __syncthreads(), " +
-                                     count(Run::at_exchange) + " in a warp intrinsic, " + count(Run::done) + " have exited");
+                                     count(Run::at_exchange) + " in a warp intrinsic, " + count(Run::done) +
+                                     " have exited");
 }
 
 Dim3 unflatten(size_t index, Dim3 dim) {
@@ -349,7 +352,8 @@ void prepare(const Launch& launch) {
 }  // namespace
 
 const Services* executor_services() {
-  static const Services services = {on_barrier, on_exchange, on_check, on_fail, &machine.current_thread, &machine.block};
+  static const Services services = {on_barrier,    on_exchange, on_check, on_fail, &machine.current_thread,
+                                    &machine.block};
   return &services;
 }
 

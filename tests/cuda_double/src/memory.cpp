@@ -10,9 +10,9 @@
 namespace cuda_double {
 namespace {
 
-constexpr size_t kAlignment = 256;    // what cuMemAlloc guarantees
-constexpr size_t kQuarantine = 256;   // freed allocations kept for their messages
-constexpr size_t kGap = 4096;         // between allocations: an address past one is never in the next
+constexpr size_t kAlignment = 256;   // what cuMemAlloc guarantees
+constexpr size_t kQuarantine = 256;  // freed allocations kept for their messages
+constexpr size_t kGap = 4096;        // between allocations: an address past one is never in the next
 
 std::map<uintptr_t, Allocation*> allocations;
 std::deque<Allocation*> quarantine;
@@ -43,9 +43,12 @@ Allocation* nearest(uintptr_t address) {
 
 const char* state_prefix(const Allocation& allocation) {
   switch (allocation.state) {
-    case MemoryState::freed: return "use after free, ";
-    case MemoryState::promised: return "used before its stream-ordered allocation, ";
-    default: return "";
+    case MemoryState::freed:
+      return "use after free, ";
+    case MemoryState::promised:
+      return "used before its stream-ordered allocation, ";
+    default:
+      return "";
   }
 }
 

@@ -35,7 +35,8 @@ extern "C" __attribute__((visibility("default"))) cuda_double::KernelEntry* cuda
 
 struct Registered {
   cuda_double::KernelEntry entry;
-  Registered(const char* name, void (*run)(void**), const size_t* sizes, unsigned count, size_t shared, unsigned max_threads)
+  Registered(const char* name, void (*run)(void**), const size_t* sizes, unsigned count, size_t shared,
+             unsigned max_threads)
       : entry{name, run, sizes, count, shared, max_threads, kernels} {
     kernels = &entry;
   }
@@ -79,7 +80,9 @@ static inline u16 to_bf16(f32 value) {
 }
 
 static inline f32 saturate(f32 value) { return value > 0 ? std::min(value, 1.f) : 0.f; }
-static inline f32 flush(f32 value) { return std::fpclassify(value) == FP_SUBNORMAL ? std::copysign(0.f, value) : value; }
+static inline f32 flush(f32 value) {
+  return std::fpclassify(value) == FP_SUBNORMAL ? std::copysign(0.f, value) : value;
+}
 
 // Conversions clamp, and NaN becomes 0, as PTX says.
 template <class I, class F>
@@ -125,10 +128,18 @@ static inline u32 shuffle(u32 mask, u32 value, u32 by, u32 control, Shuffle mode
   int last = (lane & segment) | (clamp & ~segment), first = lane & segment, b = int(by & 31), source = lane;
   bool valid = false;
   switch (mode) {
-    case Shuffle::up: source = lane - b, valid = source >= last; break;
-    case Shuffle::down: source = lane + b, valid = source <= last; break;
-    case Shuffle::bfly: source = lane ^ b, valid = source <= last; break;
-    case Shuffle::idx: source = first | (b & ~segment), valid = source <= last; break;
+    case Shuffle::up:
+      source = lane - b, valid = source >= last;
+      break;
+    case Shuffle::down:
+      source = lane + b, valid = source <= last;
+      break;
+    case Shuffle::bfly:
+      source = lane ^ b, valid = source <= last;
+      break;
+    case Shuffle::idx:
+      source = first | (b & ~segment), valid = source <= last;
+      break;
   }
   if (in_range) *in_range = valid;
   return u32(result.values[(valid ? source : lane) & 31]);

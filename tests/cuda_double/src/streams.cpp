@@ -263,7 +263,8 @@ CUresult refuse_while_capturing() {
 CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream) {
   if (!size) return CUDA_SUCCESS;
   if (exceeds(to, size) || exceeds(from, size)) {
-    report("memcpy of " + std::to_string(size) + " bytes: " + describe(exceeds(to, size) ? to + size - 1 : from + size - 1));
+    report("memcpy of " + std::to_string(size) +
+           " bytes: " + describe(exceeds(to, size) ? to + size - 1 : from + size - 1));
     return CUDA_ERROR_INVALID_VALUE;
   }
   for (CUdeviceptr address : {to, from}) {
