@@ -63,6 +63,11 @@ def load_graph(path: Path) -> Graph:
     return graph_from_proto(model, path.parent)
 
 
+def graph_from_bytes(model: bytes, folder: Path) -> Graph:
+    """A Graph of a serialized model; `folder` is where its external data lies."""
+    return graph_from_proto(onnx.ModelProto.FromString(model), folder)
+
+
 def graph_from_proto(model: onnx.ModelProto, folder: Path) -> Graph:
     """A Graph of a model already in memory; `folder` is where its external data lies."""
     opsets = {("" if entry.domain == "ai.onnx" else entry.domain): entry.version for entry in model.opset_import}
