@@ -117,24 +117,29 @@ NB_MODULE(_native, m) {
   m.def("isas", &supported_isas, "Instruction sets compiled in and runnable here, lowest first.");
   m.def("kernels", &kernel_names, "isa"_a, "Names of the kernels compiled for an instruction set.");
   m.def("copy_rows", &copy_rows_at, "to"_a, "to_head_stride"_a, "to_row_stride"_a, "from_"_a, "from_head_stride"_a,
-        "from_row_stride"_a, "num_heads"_a, "num_rows"_a, "row_bytes"_a, "Copy [num_heads, num_rows] rows; strides in bytes.");
+        "from_row_stride"_a, "num_heads"_a, "num_rows"_a, "row_bytes"_a,
+        "Copy [num_heads, num_rows] rows; strides in bytes.");
 
   nb::class_<ThreadPool>(m, "ThreadPool").def(nb::init<int>(), "num_threads"_a).def_prop_ro("size", &ThreadPool::size);
 
   nb::class_<State>(m, "State")
       .def(nb::init<>())
       .def_rw("past_len", &State::past_len)
-      .def("add_slot",
-           [](State& state, int64_t num_heads, int64_t head_dim, const std::string& dtype) {
-             state.kv.push_back({nullptr, 0, num_heads, head_dim, dtype_from(dtype)});
-             return state.kv.size() - 1;
-           },
-           "num_heads"_a, "head_dim"_a, "dtype"_a)
-      .def("set_slot", [](State& state, size_t index, uintptr_t address, int64_t capacity) {
-        KvBuffer& buffer = buffer_at(state, index);
-        buffer.data = reinterpret_cast<void*>(address);
-        buffer.capacity = capacity;
-      }, "index"_a, "address"_a, "capacity"_a);
+      .def(
+          "add_slot",
+          [](State& state, int64_t num_heads, int64_t head_dim, const std::string& dtype) {
+            state.kv.push_back({nullptr, 0, num_heads, head_dim, dtype_from(dtype)});
+            return state.kv.size() - 1;
+          },
+          "num_heads"_a, "head_dim"_a, "dtype"_a)
+      .def(
+          "set_slot",
+          [](State& state, size_t index, uintptr_t address, int64_t capacity) {
+            KvBuffer& buffer = buffer_at(state, index);
+            buffer.data = reinterpret_cast<void*>(address);
+            buffer.capacity = capacity;
+          },
+          "index"_a, "address"_a, "capacity"_a);
 
   nb::class_<Program>(m, "Program")
       .def(nb::init<std::string, std::shared_ptr<ThreadPool>, std::shared_ptr<State>>(), "isa"_a, "pool"_a, "state"_a)

@@ -20,11 +20,11 @@ struct DTypeRow {
   int64_t size;
 };
 
-constexpr DTypeRow kDTypes[] = {
-    {DType::f32, "float32", 4}, {DType::f16, "float16", 2}, {DType::bf16, "bfloat16", 2}, {DType::f64, "float64", 8},
-    {DType::i8, "int8", 1},     {DType::u8, "uint8", 1},    {DType::i16, "int16", 2},     {DType::u16, "uint16", 2},
-    {DType::i32, "int32", 4},   {DType::u32, "uint32", 4},  {DType::i64, "int64", 8},     {DType::u64, "uint64", 8},
-    {DType::boolean, "bool", 1}};
+constexpr DTypeRow kDTypes[] = {{DType::f32, "float32", 4}, {DType::f16, "float16", 2}, {DType::bf16, "bfloat16", 2},
+                                {DType::f64, "float64", 8}, {DType::i8, "int8", 1},     {DType::u8, "uint8", 1},
+                                {DType::i16, "int16", 2},   {DType::u16, "uint16", 2},  {DType::i32, "int32", 4},
+                                {DType::u32, "uint32", 4},  {DType::i64, "int64", 8},   {DType::u64, "uint64", 8},
+                                {DType::boolean, "bool", 1}};
 
 template <class T>
 T typed(const Args& args, const std::string& name, T fallback, const char* wanted) {

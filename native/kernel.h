@@ -67,10 +67,10 @@ struct Context {
 using Step = std::function<void(Context&)>;
 using Factory = Step (*)(const Args&);
 
-// One row of the kernel table. The rows are constant data in a section of their own, not static constructors: objects built
-// for AVX-512 must execute nothing while the module loads on a machine without it. For the same reason kernels' files
-// hold no globals that need a constructor.
-// Size and alignment agree, so that the compiler cannot put gaps between the rows.
+// One row of the kernel table. The rows are constant data in a section of their own, not static constructors: objects
+// built for AVX-512 must execute nothing while the module loads on a machine without it. For the same reason kernels'
+// files hold no globals that need a constructor. Size and alignment agree, so that the compiler cannot put gaps between
+// the rows.
 struct alignas(32) KernelEntry {
   const char* isa;
   const char* name;
@@ -84,9 +84,9 @@ struct alignas(32) KernelEntry {
 
 // Kernels register under their ONNX name, once per instruction set: each cpu/<family>.cpp is compiled once per ISA with
 // GENAI_ISA (an identifier: portable, avx2, avx512, avx512vnni, neon) and lives in namespace genai::GENAI_ISA.
-#define GENAI_KERNEL(name, factory)                                    \
-  [[gnu::used, gnu::section("genai_kernels")]] static constinit const  \
-      ::genai::KernelEntry GENAI_CONCAT(registration_, __COUNTER__) = {GENAI_STRINGIFY(GENAI_ISA), name, factory}
+#define GENAI_KERNEL(name, factory)                                                                      \
+  [[gnu::used, gnu::section("genai_kernels")]] static constinit const ::genai::KernelEntry GENAI_CONCAT( \
+      registration_, __COUNTER__) = {GENAI_STRINGIFY(GENAI_ISA), name, factory}
 
 // The factory of `name` for `isa`, or nullptr.
 Factory find_kernel(const std::string& isa, const std::string& name);

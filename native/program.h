@@ -20,7 +20,8 @@ class Program {
  public:
   Program(std::string isa, std::shared_ptr<ThreadPool> pool, std::shared_ptr<State> state);
 
-  // Checks the arguments, binds them, and returns the step's index. Throws std::invalid_argument, the kernel's name first.
+  // Checks the arguments, binds them, and returns the step's index. Throws std::invalid_argument, the kernel's name
+  // first.
   size_t add(const std::string& kernel, Args args);
   void run(size_t first, size_t last);  // steps [first, last)
   size_t size() const { return steps_.size(); }

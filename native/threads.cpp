@@ -26,8 +26,8 @@ void pause() {
 #endif
 }
 
-// Spins while `value` is `old`, first hot, then giving the core away, then asleep. Decode steps follow each other within
-// tens of microseconds, so hot spinning pays; on a loaded machine it must end soon.
+// Spins while `value` is `old`, first hot, then giving the core away, then asleep. Decode steps follow each other
+// within tens of microseconds, so hot spinning pays; on a loaded machine it must end soon.
 void wait_while_equal(std::atomic<uint32_t>& value, uint32_t old) {
   constexpr int kHot = 2000, kYield = 20;
   for (int i = 0; i < kHot; ++i) {
@@ -53,8 +53,8 @@ Range split(int64_t count, int64_t grain, int64_t part, int64_t parts) {
 
 }  // namespace
 
-// A job is cut into parts with fixed borders; part i is meant for thread i, but whoever is free first claims it. So a worker
-// that the system does not schedule delays nothing it has not begun.
+// A job is cut into parts with fixed borders; part i is meant for thread i, but whoever is free first claims it. So a
+// worker that the system does not schedule delays nothing it has not begun.
 struct ThreadPool::Impl {
   struct alignas(64) Claim {
     std::atomic<uint64_t> job{0};  // the last job in which somebody took this part
@@ -67,7 +67,7 @@ struct ThreadPool::Impl {
   std::mutex busy;  // one job at a time, also when several Python threads share the pool
   uint64_t last_job = 0;
 
-  alignas(64) std::atomic<uint32_t> epoch{0};  // changes with every job: what idle workers watch
+  alignas(64) std::atomic<uint32_t> epoch{0};    // changes with every job: what idle workers watch
   alignas(64) std::atomic<uint64_t> current{0};  // job number << 16 | its parts
   alignas(64) std::atomic<uint32_t> pending{0};  // parts not done
   // Written before `current`, and only while no part is claimed: whoever has claimed one may read them.
@@ -96,7 +96,8 @@ struct ThreadPool::Impl {
       int64_t part = (thread + i) % parts;
       uint64_t seen = claims[part].job.load(std::memory_order_relaxed);
       // A job ends only after each of its parts was claimed, so a claim that succeeds is one of a job that still runs.
-      if (seen < job && claims[part].job.compare_exchange_strong(seen, job, std::memory_order_acq_rel)) work(part, parts);
+      if (seen < job && claims[part].job.compare_exchange_strong(seen, job, std::memory_order_acq_rel))
+        work(part, parts);
     }
   }
 

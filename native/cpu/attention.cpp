@@ -9,8 +9,8 @@
 namespace genai::GENAI_ISA {
 namespace {
 
-constexpr int64_t kSplit = 512;   // keys of one partial result
-constexpr int64_t kTileRows = 32; // rows that share a pass over K and V
+constexpr int64_t kSplit = 512;    // keys of one partial result
+constexpr int64_t kTileRows = 32;  // rows that share a pass over K and V
 #if defined(__AVX512F__)
 constexpr int kRows = 4, kKeys = 4;  // a register block of scores; 32 vector registers hold it
 #else
@@ -91,9 +91,11 @@ void dot_rows(const float* q, int64_t num_rows, const float* k, int64_t k_stride
 
 // scores[row][j] = q[row] . key[j] for n keys of one head.
 template <class T>
-void score_keys(const float* q, int64_t num_rows, const T* keys, int64_t stride, int64_t head_dim, int64_t n, float* scores) {
+void score_keys(const float* q, int64_t num_rows, const T* keys, int64_t stride, int64_t head_dim, int64_t n,
+                float* scores) {
   int64_t width = padded(head_dim);
-  bool direct = std::is_same_v<T, float> && width == head_dim && reinterpret_cast<uintptr_t>(keys) % alignof(float) == 0;
+  bool direct =
+      std::is_same_v<T, float> && width == head_dim && reinterpret_cast<uintptr_t>(keys) % alignof(float) == 0;
   float* packed = direct ? nullptr : scratch<float, KeyMemory>(kKeys * width);
   if (packed) std::fill(packed, packed + kKeys * width, 0.0f);
   for (int64_t j = 0; j < n; j += kKeys) {
@@ -118,7 +120,8 @@ void score_keys(const float* q, int64_t num_rows, const T* keys, int64_t stride,
 
 // values[i][:] += weights[i][j] * value[j][:] for keys [begin, end), one after the other.
 template <int R, int C, class T>
-void weigh_block(const float* weights, Span keys, const T* value, int64_t value_stride, int64_t part, float* values, int64_t stride) {
+void weigh_block(const float* weights, Span keys, const T* value, int64_t value_stride, int64_t part, float* values,
+                 int64_t stride) {
   v16 sums[R][C];
   for (int i = 0; i < R; ++i) {
     for (int c = 0; c < C; ++c) sums[i][c] = load(values + i * stride + c * kLanes);
@@ -126,7 +129,8 @@ void weigh_block(const float* weights, Span keys, const T* value, int64_t value_
   for (int64_t j = keys.begin; j < keys.end; ++j) {
     v16 row[C];
     for (int c = 0; c < C; ++c) {
-      row[c] = part ? load_part(value + j * value_stride + c * kLanes, part) : load(value + j * value_stride + c * kLanes);
+      row[c] =
+          part ? load_part(value + j * value_stride + c * kLanes, part) : load(value + j * value_stride + c * kLanes);
     }
     for (int i = 0; i < R; ++i) {
       v16 weight = all(weights[i * kSplit + j]);
@@ -139,7 +143,8 @@ void weigh_block(const float* weights, Span keys, const T* value, int64_t value_
 }
 
 template <int R, class T>
-void weigh_rows(const float* weights, Span keys, const T* value, int64_t value_stride, int64_t value_dim, float* values) {
+void weigh_rows(const float* weights, Span keys, const T* value, int64_t value_stride, int64_t value_dim,
+                float* values) {
   int64_t stride = padded(value_dim), d = 0;
   for (; d + kKeys * kLanes <= value_dim; d += kKeys * kLanes) {
     weigh_block<R, kKeys>(weights, keys, value + d, value_stride, 0, values + d, stride);
@@ -202,8 +207,8 @@ class Worker {
     }
     float divisor = total.sum > 0 || total.sum != total.sum ? total.sum : 1.0f;  // every key masked: zeros
     for (int64_t i = 0; i < a_.value_dim; ++i) total.values[i] /= divisor;
-    write_block(a_.output.data, a_.output.dtype, tile.token(row) * a_.output.token_stride + head * a_.output.head_stride,
-                a_.value_dim, total.values);
+    write_block(a_.output.data, a_.output.dtype,
+                tile.token(row) * a_.output.token_stride + head * a_.output.head_stride, a_.value_dim, total.values);
   }
 
  private:
@@ -225,9 +230,12 @@ class Worker {
 
   void attend_split(const Tile& tile, int64_t split, const float* queries, float* scores, Partial* partials) const {
     switch (kv_.key.dtype) {
-      case DType::f16: return attend_typed<half_t>(tile, split, queries, scores, partials);
-      case DType::bf16: return attend_typed<bfloat_t>(tile, split, queries, scores, partials);
-      default: return attend_typed<float>(tile, split, queries, scores, partials);
+      case DType::f16:
+        return attend_typed<half_t>(tile, split, queries, scores, partials);
+      case DType::bf16:
+        return attend_typed<bfloat_t>(tile, split, queries, scores, partials);
+      default:
+        return attend_typed<float>(tile, split, queries, scores, partials);
     }
   }
 
@@ -244,12 +252,14 @@ class Worker {
     Span spans[kTileRows];
     for (int64_t row = 0; row < rows; ++row) {
       Span seen = span(tile.token(row));
-      spans[row] = {std::clamp<int64_t>(seen.begin - start, 0, kSplit), std::clamp<int64_t>(seen.end - start, 0, kSplit)};
+      spans[row] = {std::clamp<int64_t>(seen.begin - start, 0, kSplit),
+                    std::clamp<int64_t>(seen.end - start, 0, kSplit)};
       weigh_scores(tile, row, start, spans[row], scores + row * kSplit, partials[row]);
     }
     value += start * kv_.value.token_stride;
     int64_t row = 0;
-    for (; row + kRows <= rows; row += kRows) add_values<kRows>(scores + row * kSplit, spans + row, value, partials[row].values);
+    for (; row + kRows <= rows; row += kRows)
+      add_values<kRows>(scores + row * kSplit, spans + row, value, partials[row].values);
     with_rest<kRows - 1>(rows - row, [&](auto rest) {
       add_values<rest.value>(scores + row * kSplit, spans + row, value, partials[row].values);
     });
@@ -269,7 +279,8 @@ class Worker {
     if (!overlap) return;
     weigh_rows<R>(weights, shared, value, kv_.value.token_stride, a_.value_dim, values);
     for (int i = 0; i < R; ++i) {
-      weigh_rows<1>(weights + i * kSplit, {shared.end, spans[i].end}, value, kv_.value.token_stride, a_.value_dim, values + i * width);
+      weigh_rows<1>(weights + i * kSplit, {shared.end, spans[i].end}, value, kv_.value.token_stride, a_.value_dim,
+                    values + i * width);
     }
   }
 
@@ -370,7 +381,8 @@ int64_t RowTransform::position(int64_t past_len, int64_t token) const {
   return position_ids ? integer_at(position_ids, token) : past_len + token;
 }
 
-void RowTransform::load(const HeadRows& rows, int64_t token, int64_t head, int64_t head_dim, int64_t past_len, float* to) const {
+void RowTransform::load(const HeadRows& rows, int64_t token, int64_t head, int64_t head_dim, int64_t past_len,
+                        float* to) const {
   constexpr int64_t kMost = 1024;
   alignas(64) float first[kMost], second[kMost];
   auto round = [&] {
@@ -389,7 +401,8 @@ void RowTransform::load(const HeadRows& rows, int64_t token, int64_t head, int64
   if (cos) {
     int64_t half = cos.shape[1], at = position(past_len, token);
     if (at < 0 || at >= cos.shape[0]) {
-      throw std::out_of_range("position " + std::to_string(at) + " is outside a rotary cache of " + std::to_string(cos.shape[0]));
+      throw std::out_of_range("position " + std::to_string(at) + " is outside a rotary cache of " +
+                              std::to_string(cos.shape[0]));
     }
     rotate_row(to, half, block_of(cos, at * half, half, first), block_of(sin, at * half, half, second), interleaved);
     round();
@@ -403,9 +416,13 @@ struct Tiling {
   int64_t kv_num_heads, num_tokens, group, heads, tokens, columns, rows;
 
   explicit Tiling(const Attention& a)
-      : kv_num_heads(a.kv_num_heads), num_tokens(a.num_tokens), group(a.num_heads / a.kv_num_heads),
-        heads(std::min(group, kTileRows)), tokens(std::max<int64_t>(1, kTileRows / group)),
-        columns((group + heads - 1) / heads), rows((num_tokens + tokens - 1) / tokens) {}
+      : kv_num_heads(a.kv_num_heads),
+        num_tokens(a.num_tokens),
+        group(a.num_heads / a.kv_num_heads),
+        heads(std::min(group, kTileRows)),
+        tokens(std::max<int64_t>(1, kTileRows / group)),
+        columns((group + heads - 1) / heads),
+        rows((num_tokens + tokens - 1) / tokens) {}
 
   int64_t size() const { return kv_num_heads * columns * rows; }
 
@@ -413,7 +430,8 @@ struct Tiling {
     // Under a causal mask late tiles cost more: early and late ones alternate, so that equal shares are equal work.
     int64_t i = unit % rows, place = (i % 2 ? rows - 1 - i / 2 : i / 2) * tokens;
     int64_t column = unit / rows % columns * heads, kv_head = unit / rows / columns;
-    return {kv_head, kv_head * group + column, std::min(heads, group - column), place, std::min(tokens, num_tokens - place)};
+    return {kv_head, kv_head * group + column, std::min(heads, group - column), place,
+            std::min(tokens, num_tokens - place)};
   }
 };
 

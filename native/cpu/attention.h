@@ -1,8 +1,8 @@
 // Softmax attention over a contiguous K and V, shared by the kernels that differ in where K and V lie.
 //
 // One row is one query of one head. Keys are taken in splits at fixed positions (multiples of kSplit); a split gives a
-// maximum, a sum and a weighted value, and splits are merged first to last. Nothing in that depends on which rows or threads
-// work beside a row, so prefill, decode and any thread count give the same bits.
+// maximum, a sum and a weighted value, and splits are merged first to last. Nothing in that depends on which rows or
+// threads work beside a row, so prefill, decode and any thread count give the same bits.
 #pragma once
 
 #include "cpu/check.h"
@@ -18,7 +18,8 @@ struct HeadRows {
   int64_t head_stride = 0;
 };
 
-// `tensor` as rows of `num_heads`: [B, T, num_heads * D] (heads side by side, from column `first`) or [B, num_heads, T, D].
+// `tensor` as rows of `num_heads`: [B, T, num_heads * D] (heads side by side, from column `first`) or [B, num_heads, T,
+// D].
 HeadRows head_rows(const Tensor& tensor, int64_t num_heads, int64_t head_dim, int64_t first = 0);
 
 // Added to the scores; bool: false masks. Strides are 0 where the tensor broadcasts.
@@ -40,7 +41,7 @@ struct KeyValue {
 struct RowTransform {
   Tensor norm;  // [D] or missing
   double epsilon = 1e-6;
-  Tensor cos, sin;  // [max, R/2] or missing
+  Tensor cos, sin;      // [max, R/2] or missing
   Tensor position_ids;  // [T] or missing: past_len + t
   bool interleaved = false;
 

@@ -19,7 +19,8 @@ struct Side {
     } else if (t.shape.size() == 3 && num_heads > 0 && t.shape[2] % num_heads == 0) {
       heads = num_heads, tokens = t.shape[1], dim = t.shape[2] / num_heads;
     } else {
-      refuse(std::string("`") + name + "` is " + describe(t) + ", wanted [B, H, T, D], or [B, T, H * D] and the number of heads");
+      refuse(std::string("`") + name + "` is " + describe(t) +
+             ", wanted [B, H, T, D], or [B, T, H * D] and the number of heads");
     }
   }
 
@@ -34,7 +35,9 @@ struct Side {
 int64_t valid_keys(const Tensor& lengths, int64_t batch, int64_t most) {
   if (!lengths) return most;
   int64_t length = integer_at(lengths, batch);
-  if (length < 0 || length > most) throw std::out_of_range("Attention: nonpad_kv_seqlen " + std::to_string(length) + " is outside " + std::to_string(most));
+  if (length < 0 || length > most)
+    throw std::out_of_range("Attention: nonpad_kv_seqlen " + std::to_string(length) + " is outside " +
+                            std::to_string(most));
   return length;
 }
 
@@ -47,10 +50,12 @@ Step make_dense(const Args& args) {
     if (args.out[i]) refuse("outputs beside Y have no kernel");
   }
   int64_t batch = q.tensor.shape[0];
-  bool fits = k.tensor.shape[0] == batch && v.tensor.shape[0] == batch && y.tensor.shape[0] == batch && k.heads == v.heads &&
-              k.tokens == v.tokens && k.dim == q.dim && k.heads > 0 && q.heads % k.heads == 0 && k.tensor.dtype == v.tensor.dtype;
+  bool fits = k.tensor.shape[0] == batch && v.tensor.shape[0] == batch && y.tensor.shape[0] == batch &&
+              k.heads == v.heads && k.tokens == v.tokens && k.dim == q.dim && k.heads > 0 && q.heads % k.heads == 0 &&
+              k.tensor.dtype == v.tensor.dtype;
   if (!fits || y.heads != q.heads || y.tokens != q.tokens || y.dim != v.dim) {
-    refuse("Q, K, V, Y are " + describe(q.tensor) + ", " + describe(k.tensor) + ", " + describe(v.tensor) + ", " + describe(y.tensor) + ": they do not fit together");
+    refuse("Q, K, V, Y are " + describe(q.tensor) + ", " + describe(k.tensor) + ", " + describe(v.tensor) + ", " +
+           describe(y.tensor) + ": they do not fit together");
   }
   Attention a;
   a.num_tokens = q.tokens, a.num_heads = q.heads, a.kv_num_heads = k.heads, a.head_dim = q.dim, a.value_dim = v.dim;
@@ -73,7 +78,8 @@ Step make_dense(const Args& args) {
       one.query = q.rows(b);
       one.output = y.rows(b);
       if (one.bias.tensor) {
-        one.bias.tensor.data = static_cast<char*>(a.bias.tensor.data) + b * a.bias.batch_stride * size_of(a.bias.tensor.dtype);
+        one.bias.tensor.data =
+            static_cast<char*>(a.bias.tensor.data) + b * a.bias.batch_stride * size_of(a.bias.tensor.dtype);
       }
       int64_t keys = valid_keys(lengths, b, k.tokens);
       // With lengths the last query stands at the last key; without, the first at the first.

@@ -20,7 +20,8 @@ struct SlotAttention {
 };
 
 const KvBuffer& slot_at(const State& state, int64_t index, int64_t num_heads, int64_t head_dim, int64_t total) {
-  if (index >= static_cast<int64_t>(state.kv.size())) throw std::out_of_range("genai.Attention: no KV slot " + std::to_string(index));
+  if (index >= static_cast<int64_t>(state.kv.size()))
+    throw std::out_of_range("genai.Attention: no KV slot " + std::to_string(index));
   const KvBuffer& slot = state.kv[index];
   if (slot.num_heads != num_heads || slot.head_dim != head_dim || slot.capacity < total) {
     throw std::invalid_argument("genai.Attention: KV slot " + std::to_string(index) + " is " +
@@ -36,7 +37,8 @@ void append_row(const KvBuffer& slot, int64_t head, int64_t position, const floa
   write_block(slot.data, slot.dtype, (head * slot.capacity + position) * slot.head_dim, slot.head_dim, row);
 }
 
-void append(ThreadPool& pool, const SlotAttention& self, const KvBuffer& keys, const KvBuffer& values, int64_t past_len) {
+void append(ThreadPool& pool, const SlotAttention& self, const KvBuffer& keys, const KvBuffer& values,
+            int64_t past_len) {
   const Attention& a = self.attention;
   int64_t grain = 1 + 4096 / (a.head_dim + a.value_dim);
   pool.parallel_for(a.num_tokens * a.kv_num_heads, grain, [&](int64_t begin, int64_t end, int) {
@@ -45,7 +47,8 @@ void append(ThreadPool& pool, const SlotAttention& self, const KvBuffer& keys, c
       int64_t token = i / a.kv_num_heads, head = i % a.kv_num_heads;
       self.key_transform.load(self.key, token, head, a.head_dim, past_len, row);
       append_row(keys, head, past_len + token, row);
-      read_block(self.value.data, self.value.dtype, token * self.value.token_stride + head * self.value.head_stride, a.value_dim, row);
+      read_block(self.value.data, self.value.dtype, token * self.value.token_stride + head * self.value.head_stride,
+                 a.value_dim, row);
       append_row(values, head, past_len + token, row);
     }
   });
@@ -78,7 +81,8 @@ int64_t tokens_in(const Tensor& tensor, const char* name) {
 // D of [1, T, num_heads * D] or [1, num_heads, T, D].
 int64_t head_dim_in(const Tensor& tensor, int64_t num_heads, const char* name) {
   bool fits = tensor.shape.size() == 4 ? tensor.shape[1] == num_heads : tensor.shape[2] % num_heads == 0;
-  if (!fits) refuse(std::string("`") + name + "` is " + describe(tensor) + ", wanted " + std::to_string(num_heads) + " heads");
+  if (!fits)
+    refuse(std::string("`") + name + "` is " + describe(tensor) + ", wanted " + std::to_string(num_heads) + " heads");
   return tensor.shape.size() == 4 ? tensor.shape[3] : tensor.shape[2] / num_heads;
 }
 
@@ -97,9 +101,11 @@ void bind_separate(SlotAttention& self, const Tensor& query, const Tensor& key, 
   a.head_dim = head_dim_in(query, a.num_heads, "query");
   a.query = head_rows(query, a.num_heads, a.head_dim);
   if (tokens_in(key, "key") != a.num_tokens || tokens_in(value, "value") != a.num_tokens) {
-    refuse("query, key and value are " + describe(query) + ", " + describe(key) + ", " + describe(value) + ", wanted one T");
+    refuse("query, key and value are " + describe(query) + ", " + describe(key) + ", " + describe(value) +
+           ", wanted one T");
   }
-  if (head_dim_in(key, a.kv_num_heads, "key") != a.head_dim) refuse("`key` is " + describe(key) + ", wanted head size " + std::to_string(a.head_dim));
+  if (head_dim_in(key, a.kv_num_heads, "key") != a.head_dim)
+    refuse("`key` is " + describe(key) + ", wanted head size " + std::to_string(a.head_dim));
   a.value_dim = head_dim_in(value, a.kv_num_heads, "value");
   self.key = head_rows(key, a.kv_num_heads, a.head_dim);
   self.value = head_rows(value, a.kv_num_heads, a.value_dim);
@@ -121,7 +127,8 @@ void bind_rotary(const Args& args, RowTransform& transform, int64_t num_tokens, 
   const Tensor &cos = transform.cos, &sin = transform.sin, &ids = transform.position_ids;
   if (bool(cos) != bool(sin)) refuse("cos_cache and sin_cache come together");
   if (ids && ids.dtype != DType::i32) want_dtype(ids, DType::i64, "position_ids");
-  if (ids && ids.size() != num_tokens) refuse("`position_ids` is " + describe(ids) + ", wanted " + std::to_string(num_tokens) + " elements");
+  if (ids && ids.size() != num_tokens)
+    refuse("`position_ids` is " + describe(ids) + ", wanted " + std::to_string(num_tokens) + " elements");
   if (!cos) return;
   want_float(cos, "cos_cache");
   want_dtype(sin, cos.dtype, "sin_cache");
@@ -134,7 +141,8 @@ void bind_rotary(const Args& args, RowTransform& transform, int64_t num_tokens, 
 Tensor vector_input(const Args& args, size_t index, int64_t size, const char* name) {
   Tensor vector = optional_input(args, index);
   if (vector) want_float(vector, name);
-  if (vector && vector.size() != size) refuse(std::string("`") + name + "` is " + describe(vector) + ", wanted " + std::to_string(size) + " elements");
+  if (vector && vector.size() != size)
+    refuse(std::string("`") + name + "` is " + describe(vector) + ", wanted " + std::to_string(size) + " elements");
   return vector;
 }
 
@@ -146,7 +154,8 @@ Step make_attention(const Args& args) {
   a.num_heads = args.integer("num_heads", 0);
   a.kv_num_heads = args.integer("kv_num_heads", a.num_heads);
   if (a.num_heads < 1 || a.kv_num_heads < 1 || a.num_heads % a.kv_num_heads) {
-    refuse("num_heads is " + std::to_string(a.num_heads) + " and kv_num_heads " + std::to_string(a.kv_num_heads) + ", wanted a multiple");
+    refuse("num_heads is " + std::to_string(a.num_heads) + " and kv_num_heads " + std::to_string(a.kv_num_heads) +
+           ", wanted a multiple");
   }
   if (bool(key) != bool(value)) refuse("key and value come together");
   a.num_tokens = tokens_in(query, "query");
@@ -161,7 +170,8 @@ Step make_attention(const Args& args) {
     a.query = head_rows(query, a.num_heads, a.head_dim);
   }
   if (a.head_dim < 1 || a.value_dim < 1 || std::max(a.head_dim, a.value_dim) > kMostHeadDim) {
-    refuse("head sizes " + std::to_string(a.head_dim) + ", " + std::to_string(a.value_dim) + ", wanted 1 to " + std::to_string(kMostHeadDim));
+    refuse("head sizes " + std::to_string(a.head_dim) + ", " + std::to_string(a.value_dim) + ", wanted 1 to " +
+           std::to_string(kMostHeadDim));
   }
   bind_output(a, output(args));
   bind_rotary(args, a.transform, a.num_tokens, a.head_dim);
@@ -173,7 +183,8 @@ Step make_attention(const Args& args) {
   a.sink = vector_input(args, 7, a.num_heads, "head_sink");
   a.smooth = args.integer("smooth_softmax", 0) == 1;
   double scale = args.real("scale", 0);
-  a.scale = scale != 0 ? static_cast<float>(scale) : static_cast<float>(1.0 / std::sqrt(static_cast<double>(a.head_dim)));
+  a.scale =
+      scale != 0 ? static_cast<float>(scale) : static_cast<float>(1.0 / std::sqrt(static_cast<double>(a.head_dim)));
   a.softcap = static_cast<float>(args.real("softcap", 0));
   int64_t window = args.integer("local_window_size", -1);
   a.left = window > 0 ? window - 1 : -1;

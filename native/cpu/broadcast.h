@@ -10,8 +10,8 @@ namespace genai::GENAI_ISA {
 
 template <size_t N>
 struct Walk {
-  Shape dims;                           // of the output, neighbours merged where every operand allows; at least one
-  std::array<Shape, N> strides;         // in elements; the innermost is 0 or 1
+  Shape dims;                    // of the output, neighbours merged where every operand allows; at least one
+  std::array<Shape, N> strides;  // in elements; the innermost is 0 or 1
   int64_t size = 1;
 };
 

@@ -12,7 +12,8 @@ using Shape = std::vector<int64_t>;
 [[noreturn]] inline void refuse(const std::string& text) { throw std::invalid_argument(text); }
 
 inline const Tensor& input(const Args& args, size_t index, const char* name) {
-  if (index >= args.in.size() || !args.in[index]) refuse("input " + std::to_string(index) + " `" + name + "` is missing");
+  if (index >= args.in.size() || !args.in[index])
+    refuse("input " + std::to_string(index) + " `" + name + "` is missing");
   return args.in[index];
 }
 
@@ -31,7 +32,8 @@ inline Tensor optional_output(const Args& args, size_t index) {
 }
 
 inline void want_shape(const Tensor& tensor, const Shape& shape, const char* name) {
-  if (tensor.shape != shape) refuse(std::string("`") + name + "` is " + describe(tensor) + ", wanted shape " + describe(shape));
+  if (tensor.shape != shape)
+    refuse(std::string("`") + name + "` is " + describe(tensor) + ", wanted shape " + describe(shape));
 }
 
 inline void want_dtype(const Tensor& tensor, DType dtype, const char* name) {
@@ -41,7 +43,8 @@ inline void want_dtype(const Tensor& tensor, DType dtype, const char* name) {
 }
 
 inline void want_float(const Tensor& tensor, const char* name) {
-  if (!is_float(tensor.dtype)) refuse(std::string("`") + name + "` is " + describe(tensor) + ", wanted a 16- or 32-bit float");
+  if (!is_float(tensor.dtype))
+    refuse(std::string("`") + name + "` is " + describe(tensor) + ", wanted a 16- or 32-bit float");
 }
 
 inline int64_t want_axis(int64_t axis, int64_t rank) {

@@ -1,5 +1,5 @@
-// Element conversions. 16-bit floats are computed in float and rounded to nearest even once, when stored; NaNs stay NaNs
-// (quiet, sign kept), overflow goes to infinity.
+// Element conversions. 16-bit floats are computed in float and rounded to nearest even once, when stored; NaNs stay
+// NaNs (quiet, sign kept), overflow goes to infinity.
 #pragma once
 
 #include <cmath>
@@ -111,19 +111,32 @@ To cast_number(From value) {
 template <class Visit>
 decltype(auto) with_type(DType dtype, Visit&& visit) {
   switch (dtype) {
-    case DType::f32: return visit(float{});
-    case DType::f16: return visit(half_t{});
-    case DType::bf16: return visit(bfloat_t{});
-    case DType::f64: return visit(double{});
-    case DType::i8: return visit(int8_t{});
-    case DType::u8: return visit(uint8_t{});
-    case DType::i16: return visit(int16_t{});
-    case DType::u16: return visit(uint16_t{});
-    case DType::i32: return visit(int32_t{});
-    case DType::u32: return visit(uint32_t{});
-    case DType::i64: return visit(int64_t{});
-    case DType::u64: return visit(uint64_t{});
-    default: return visit(bool{});
+    case DType::f32:
+      return visit(float{});
+    case DType::f16:
+      return visit(half_t{});
+    case DType::bf16:
+      return visit(bfloat_t{});
+    case DType::f64:
+      return visit(double{});
+    case DType::i8:
+      return visit(int8_t{});
+    case DType::u8:
+      return visit(uint8_t{});
+    case DType::i16:
+      return visit(int16_t{});
+    case DType::u16:
+      return visit(uint16_t{});
+    case DType::i32:
+      return visit(int32_t{});
+    case DType::u32:
+      return visit(uint32_t{});
+    case DType::i64:
+      return visit(int64_t{});
+    case DType::u64:
+      return visit(uint64_t{});
+    default:
+      return visit(bool{});
   }
 }
 

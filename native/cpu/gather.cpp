@@ -1,9 +1,9 @@
 // Gather: rows of an embedding table, or slices along any axis.
-#include "cpu/check.h"
-#include "threads.h"
-
 #include <algorithm>
 #include <cstring>
+
+#include "cpu/check.h"
+#include "threads.h"
 
 namespace genai::GENAI_ISA {
 namespace {
@@ -11,7 +11,8 @@ namespace {
 int64_t index_at(const Tensor& indices, int64_t i, int64_t dim) {
   int64_t index = integer_at(indices, i);
   if (index < -dim || index >= dim) {
-    throw std::out_of_range("Gather: index " + std::to_string(index) + " is outside a dimension of " + std::to_string(dim));
+    throw std::out_of_range("Gather: index " + std::to_string(index) + " is outside a dimension of " +
+                            std::to_string(dim));
   }
   return index < 0 ? index + dim : index;
 }

@@ -1,5 +1,6 @@
-// Sixteen floats at a time, on every instruction set: the compiler splits them into what the machine has. Sums keep sixteen
-// partial sums and add them in one fixed tree, so a row's result never depends on where or beside what it is computed.
+// Sixteen floats at a time, on every instruction set: the compiler splits them into what the machine has. Sums keep
+// sixteen partial sums and add them in one fixed tree, so a row's result never depends on where or beside what it is
+// computed.
 #pragma once
 
 #include <cmath>
@@ -23,7 +24,8 @@ constexpr int kRegister = 32;
 constexpr int kRegister = 16;
 #endif
 
-// N elements in as many whole registers as they need. (One wider vector type would do, but compilers keep those in memory.)
+// N elements in as many whole registers as they need. (One wider vector type would do, but compilers keep those in
+// memory.)
 template <class T, int N>
 struct Pack {
   static constexpr int kParts = N * sizeof(T) / kRegister;
@@ -32,7 +34,9 @@ struct Pack {
 
   T operator[](int i) const { return part[i * sizeof(T) / kRegister][i % (kRegister / sizeof(T))]; }
 
-  static Pack all(T value) { return make([&](int) { return Part{} + value; }); }
+  static Pack all(T value) {
+    return make([&](int) { return Part{} + value; });
+  }
 
   template <class F>
   static Pack make(F f) {
@@ -42,12 +46,16 @@ struct Pack {
     return made;
   }
 
-#define GENAI_LANES_OPERATOR(op)                                                                                \
-  friend Pack operator op(const Pack& a, const Pack& b) {                                                       \
-    return make([&](int p) { return a.part[p] op b.part[p]; });                                                 \
-  }                                                                                                             \
-  friend Pack operator op(const Pack& a, T b) { return make([&](int p) { return a.part[p] op b; }); }           \
-  friend Pack operator op(T a, const Pack& b) { return make([&](int p) { return a op b.part[p]; }); }
+#define GENAI_LANES_OPERATOR(op)                                \
+  friend Pack operator op(const Pack& a, const Pack& b) {       \
+    return make([&](int p) { return a.part[p] op b.part[p]; }); \
+  }                                                             \
+  friend Pack operator op(const Pack& a, T b) {                 \
+    return make([&](int p) { return a.part[p] op b; });         \
+  }                                                             \
+  friend Pack operator op(T a, const Pack& b) {                 \
+    return make([&](int p) { return a op b.part[p]; });         \
+  }
   GENAI_LANES_OPERATOR(+)
   GENAI_LANES_OPERATOR(-)
   GENAI_LANES_OPERATOR(*)
@@ -80,14 +88,14 @@ To reinterpret(const From& value) {
 template <class T>
 using MaskOf = Pack<std::conditional_t<sizeof(T) == 4, int32_t, int64_t>, 64 / sizeof(T)>;  // 0 or -1 a lane
 
-#define GENAI_LANES_COMPARE(op)                                                                                 \
-  template <class T, int N>                                                                                     \
-  MaskOf<T> operator op(const Pack<T, N>& a, T b) {                                                             \
-    return MaskOf<T>::make([&](int p) { return a.part[p] op b; });                                              \
-  }                                                                                                             \
-  template <class T, int N>                                                                                     \
-  MaskOf<T> operator op(const Pack<T, N>& a, const Pack<T, N>& b) {                                             \
-    return MaskOf<T>::make([&](int p) { return a.part[p] op b.part[p]; });                                      \
+#define GENAI_LANES_COMPARE(op)                                            \
+  template <class T, int N>                                                \
+  MaskOf<T> operator op(const Pack<T, N>& a, T b) {                        \
+    return MaskOf<T>::make([&](int p) { return a.part[p] op b; });         \
+  }                                                                        \
+  template <class T, int N>                                                \
+  MaskOf<T> operator op(const Pack<T, N>& a, const Pack<T, N>& b) {        \
+    return MaskOf<T>::make([&](int p) { return a.part[p] op b.part[p]; }); \
   }
 GENAI_LANES_COMPARE(<)
 GENAI_LANES_COMPARE(>)
@@ -122,7 +130,8 @@ inline v16 load_part(const float* from, int64_t n) {
 inline v16 load(const half_t* from) {
 #if defined(__AVX512F__)
   v16 value;
-  value.part[0] = reinterpret_cast<v16::Part>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
+  value.part[0] =
+      reinterpret_cast<v16::Part>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
   return value;
 #elif defined(__F16C__)
   return v16::make([&](int p) {
@@ -160,11 +169,11 @@ inline v16 larger(const v16& a, const v16& b) { return select(a > b, a, b); }
 inline v16 multiply_add(const v16& a, const v16& b, const v16& c) {
   return v16::make([&](int p) {
 #if defined(__AVX512F__)
-    return reinterpret_cast<v16::Part>(_mm512_fmadd_ps(reinterpret_cast<__m512>(a.part[p]), reinterpret_cast<__m512>(b.part[p]),
-                                                       reinterpret_cast<__m512>(c.part[p])));
+    return reinterpret_cast<v16::Part>(_mm512_fmadd_ps(
+        reinterpret_cast<__m512>(a.part[p]), reinterpret_cast<__m512>(b.part[p]), reinterpret_cast<__m512>(c.part[p])));
 #elif defined(__FMA__)
-    return reinterpret_cast<v16::Part>(_mm256_fmadd_ps(reinterpret_cast<__m256>(a.part[p]), reinterpret_cast<__m256>(b.part[p]),
-                                                       reinterpret_cast<__m256>(c.part[p])));
+    return reinterpret_cast<v16::Part>(_mm256_fmadd_ps(
+        reinterpret_cast<__m256>(a.part[p]), reinterpret_cast<__m256>(b.part[p]), reinterpret_cast<__m256>(c.part[p])));
 #elif defined(__ARM_FEATURE_FMA)
     return vfmaq_f32(c.part[p], a.part[p], b.part[p]);
 #else
@@ -178,7 +187,7 @@ inline float sum_lanes(const v16& x) {
   typedef float Four __attribute__((vector_size(16)));
 #if defined(__AVX512F__)
   auto eight = __builtin_shufflevector(x.part[0], x.part[0], 0, 1, 2, 3, 4, 5, 6, 7) +
-                __builtin_shufflevector(x.part[0], x.part[0], 8, 9, 10, 11, 12, 13, 14, 15);
+               __builtin_shufflevector(x.part[0], x.part[0], 8, 9, 10, 11, 12, 13, 14, 15);
 #elif defined(__AVX2__)
   auto eight = x.part[0] + x.part[1];
 #endif

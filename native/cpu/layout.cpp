@@ -10,7 +10,8 @@ namespace {
 
 constexpr int64_t kGrainBytes = 1 << 16;
 
-// Element (i0, i1, ...) of `dims` goes from `from + sum(i * from_strides)` to `to + sum(i * to_strides)`; strides in elements.
+// Element (i0, i1, ...) of `dims` goes from `from + sum(i * from_strides)` to `to + sum(i * to_strides)`; strides in
+// elements.
 struct StridedCopy {
   Shape dims, from_strides, to_strides;
   int64_t from_offset = 0, to_offset = 0, element = 1;
@@ -37,13 +38,17 @@ void copy_run(const char* from, int64_t from_stride, char* to, int64_t to_stride
     std::memcpy(to, from, n * sizeof(T));
     return;
   }
-  for (int64_t i = 0; i < n; ++i) std::memcpy(to + i * to_stride * sizeof(T), from + i * from_stride * sizeof(T), sizeof(T));
+  for (int64_t i = 0; i < n; ++i)
+    std::memcpy(to + i * to_stride * sizeof(T), from + i * from_stride * sizeof(T), sizeof(T));
 }
 
 using CopyRun = void (*)(const char*, int64_t, char*, int64_t, int64_t);
 
 CopyRun run_for(int64_t element) {
-  return element == 1 ? copy_run<uint8_t> : element == 2 ? copy_run<uint16_t> : element == 4 ? copy_run<uint32_t> : copy_run<uint64_t>;
+  return element == 1   ? copy_run<uint8_t>
+         : element == 2 ? copy_run<uint16_t>
+         : element == 4 ? copy_run<uint32_t>
+                        : copy_run<uint64_t>;
 }
 
 void copy_strided(ThreadPool& pool, const StridedCopy& plan, const void* source, void* target) {
@@ -92,7 +97,8 @@ Shape read_integers(const Args& args, size_t index, const char* attribute) {
 Step make_copy(const Args& args) {
   Tensor x = input(args, 0, "data"), y = output(args);
   want_dtype(y, x.dtype, "output");
-  if (x.size() != y.size()) refuse("data is " + describe(x) + " and the output " + describe(y) + ", wanted as many elements");
+  if (x.size() != y.size())
+    refuse("data is " + describe(x) + " and the output " + describe(y) + ", wanted as many elements");
   return copy_step({{x.size()}, {1}, {1}}, x, y);
 }
 
@@ -105,7 +111,8 @@ Step make_transpose(const Args& args) {
   Shape sorted = perm;
   std::sort(sorted.begin(), sorted.end());
   for (size_t i = 0; i < sorted.size(); ++i) {
-    if (sorted[i] != static_cast<int64_t>(i) || sorted.size() != x.shape.size()) refuse("perm " + describe(perm) + " does not permute " + describe(x));
+    if (sorted[i] != static_cast<int64_t>(i) || sorted.size() != x.shape.size())
+      refuse("perm " + describe(perm) + " does not permute " + describe(x));
   }
   for (int64_t axis : perm) wanted.push_back(x.shape[axis]), from.push_back(strides[axis]);
   want_shape(y, wanted, "transposed");
@@ -124,11 +131,13 @@ Step make_expand(const Args& args) {
 Step make_tile(const Args& args) {
   Tensor x = input(args, 0, "input"), y = output(args);
   want_dtype(y, x.dtype, "output");
-  if (x.shape.size() != y.shape.size()) refuse("input is " + describe(x) + " and output " + describe(y) + ", wanted one rank");
+  if (x.shape.size() != y.shape.size())
+    refuse("input is " + describe(x) + " and output " + describe(y) + ", wanted one rank");
   Shape strides = dense_strides(x.shape);
   StridedCopy plan;
   for (size_t i = 0; i < x.shape.size(); ++i) {
-    if (x.shape[i] ? y.shape[i] % x.shape[i] : y.shape[i]) refuse("output " + describe(y) + " does not repeat " + describe(x));
+    if (x.shape[i] ? y.shape[i] % x.shape[i] : y.shape[i])
+      refuse("output " + describe(y) + " does not repeat " + describe(x));
     plan.dims.push_back(x.shape[i] ? y.shape[i] / x.shape[i] : 0);
     plan.dims.push_back(x.shape[i]);
     plan.from_strides.push_back(0);
@@ -142,7 +151,8 @@ struct Cut {
   int64_t start, step, count;
 };
 
-// ONNX's rules for start:end:step over `dim` elements: numpy's, but going backwards begins at an element at the earliest.
+// ONNX's rules for start:end:step over `dim` elements: numpy's, but going backwards begins at an element at the
+// earliest.
 Cut cut_of(int64_t start, int64_t end, int64_t step, int64_t dim) {
   if (step == 0) refuse("a step of Slice is 0");
   if (dim == 0) return {0, step, 0};
@@ -206,7 +216,8 @@ Step in_order(std::vector<Step> steps) {
 void check_part(const Tensor& part, const Tensor& whole, int64_t axis) {
   want_dtype(part, whole.dtype, "part");
   bool fits = part.shape.size() == whole.shape.size();
-  for (size_t i = 0; fits && i < whole.shape.size(); ++i) fits = static_cast<int64_t>(i) == axis || part.shape[i] == whole.shape[i];
+  for (size_t i = 0; fits && i < whole.shape.size(); ++i)
+    fits = static_cast<int64_t>(i) == axis || part.shape[i] == whole.shape[i];
   if (!fits) refuse("a part is " + describe(part) + ", the whole " + describe(whole));
 }
 
@@ -220,11 +231,13 @@ Step make_concat(const Args& args) {
     steps.push_back(copy_step(part_of(whole.shape, axis, at, part.shape[axis], true), part, whole));
     at += part.shape[axis];
   }
-  if (at != whole.shape[axis]) refuse("the parts add up to " + std::to_string(at) + ", the whole is " + describe(whole));
+  if (at != whole.shape[axis])
+    refuse("the parts add up to " + std::to_string(at) + ", the whole is " + describe(whole));
   return in_order(std::move(steps));
 }
 
-// The outputs' shapes say where to cut; one that nobody wants may be missing when `split` (input 1 or attribute) or equal parts tell its size.
+// The outputs' shapes say where to cut; one that nobody wants may be missing when `split` (input 1 or attribute) or
+// equal parts tell its size.
 Step make_split(const Args& args) {
   Tensor whole = input(args, 0, "input");
   int64_t axis = want_axis(args.integer("axis", 0), whole.shape.size()), at = 0;
@@ -236,17 +249,21 @@ Step make_split(const Args& args) {
     int64_t size = i < static_cast<int64_t>(sizes.size()) ? sizes[i] : std::min(equal, whole.shape[axis] - at);
     if (part) {
       check_part(part, whole, axis);
-      if (part.shape[axis] != size) refuse("output " + std::to_string(i) + " is " + describe(part) + ", wanted " + std::to_string(size) + " along the axis");
+      if (part.shape[axis] != size)
+        refuse("output " + std::to_string(i) + " is " + describe(part) + ", wanted " + std::to_string(size) +
+               " along the axis");
       steps.push_back(copy_step(part_of(whole.shape, axis, at, size, false), whole, part));
     }
     at += size;
   }
-  if (at != whole.shape[axis]) refuse("the parts add up to " + std::to_string(at) + ", the whole is " + describe(whole));
+  if (at != whole.shape[axis])
+    refuse("the parts add up to " + std::to_string(at) + ", the whole is " + describe(whole));
   return in_order(std::move(steps));
 }
 
 Step make_where(const Args& args) {
-  Tensor condition = input(args, 0, "condition"), yes = input(args, 1, "X"), no = input(args, 2, "Y"), out = output(args);
+  Tensor condition = input(args, 0, "condition"), yes = input(args, 1, "X"), no = input(args, 2, "Y"),
+         out = output(args);
   want_dtype(condition, DType::boolean, "condition");
   want_dtype(no, yes.dtype, "Y");
   want_dtype(out, yes.dtype, "output");
@@ -293,7 +310,8 @@ Step make_trilu(const Args& args) {
         char* to = static_cast<char*>(y.data) + row * columns * element;
         std::memset(to, 0, first * element);
         std::memset(to + last * element, 0, (columns - last) * element);
-        std::memcpy(to + first * element, static_cast<const char*>(x.data) + (row * columns + first) * element, (last - first) * element);
+        std::memcpy(to + first * element, static_cast<const char*>(x.data) + (row * columns + first) * element,
+                    (last - first) * element);
       }
     });
   };

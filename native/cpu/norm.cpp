@@ -10,10 +10,10 @@ namespace genai::GENAI_ISA {
 namespace {
 
 struct Norm {
-  bool center = false;     // subtract the mean (LayerNormalization), or not (RMS)
+  bool center = false;  // subtract the mean (LayerNormalization), or not (RMS)
   double epsilon = 1e-5;
   int64_t width = 0;
-  int64_t skip_rows = 0;   // rows of `skip` before it repeats
+  int64_t skip_rows = 0;             // rows of `skip` before it repeats
   Tensor x, skip, add, gamma, beta;  // x + skip + add is normalised; all but x and gamma may be missing
   Tensor y, mean, inv_std, sum;      // all but y may be missing
 };
@@ -82,7 +82,8 @@ void check_norm(Norm& norm, int64_t axis) {
   want_float(norm.y, "Y");
   int64_t rows = norm.width ? norm.x.size() / norm.width : 0;
   for (const Tensor* column : {&norm.mean, &norm.inv_std}) {
-    if (*column && column->size() != rows) refuse("a statistic is " + describe(*column) + ", wanted " + std::to_string(rows));
+    if (*column && column->size() != rows)
+      refuse("a statistic is " + describe(*column) + ", wanted " + std::to_string(rows));
     if (*column) want_float(*column, "mean or inv_std");
   }
 }
@@ -117,7 +118,8 @@ Step make_skip_norm(const Args& args, bool center) {
   if (norm.x.shape.empty()) refuse("`input` is a scalar");
   check_norm(norm, norm.x.shape.size() - 1);
   want_dtype(norm.skip, norm.x.dtype, "skip");
-  if (norm.skip.size() == 0 ? norm.x.size() != 0 : norm.x.size() % norm.skip.size() != 0 || norm.skip.size() % norm.width != 0) {
+  if (norm.skip.size() == 0 ? norm.x.size() != 0
+                            : norm.x.size() % norm.skip.size() != 0 || norm.skip.size() % norm.width != 0) {
     refuse("`skip` is " + describe(norm.skip) + ", wanted " + describe(norm.x.shape) + " or a suffix of it");
   }
   norm.skip_rows = norm.width ? norm.skip.size() / norm.width : 1;
@@ -143,19 +145,23 @@ Step make_lp(const Args& args) {
   if (p != 1 && p != 2) refuse("attribute `p` is " + std::to_string(p) + ", wanted 1 or 2");
   int64_t n = x.shape[axis], inner = product(x.shape, axis + 1, x.shape.size()), outer = product(x.shape, 0, axis);
   return [=](Context& context) {
-    context.pool.parallel_for(outer * inner, std::max<int64_t>(1, 8192 / std::max<int64_t>(1, n)), [&](int64_t begin, int64_t end, int) {
-      float* values = scratch<float, Scratch>(n + 1);
-      for (int64_t row = begin; row < end; ++row) {
-        int64_t start = row / inner * n * inner + row % inner;
-        if (inner == 1) read_block(x.data, x.dtype, start, n, values);
-        for (int64_t i = 0; inner != 1 && i < n; ++i) read_block(x.data, x.dtype, start + i * inner, 1, values + i);
-        double sum = p == 1 ? sum_of(values, n, [](d8 v) { return select(v < 0.0, -v, v); }) : sum_of(values, n, [](d8 v) { return v * v; });
-        float length = static_cast<float>(p == 1 ? sum : std::sqrt(sum));
-        for (int64_t i = 0; i < n; ++i) values[i] = length == 0 ? 0.0f : values[i] / length;
-        if (inner == 1) write_block(y.data, y.dtype, start, n, values);
-        for (int64_t i = 0; inner != 1 && i < n; ++i) write_block(y.data, y.dtype, start + i * inner, 1, values + i);
-      }
-    });
+    context.pool.parallel_for(outer * inner, std::max<int64_t>(1, 8192 / std::max<int64_t>(1, n)),
+                              [&](int64_t begin, int64_t end, int) {
+                                float* values = scratch<float, Scratch>(n + 1);
+                                for (int64_t row = begin; row < end; ++row) {
+                                  int64_t start = row / inner * n * inner + row % inner;
+                                  if (inner == 1) read_block(x.data, x.dtype, start, n, values);
+                                  for (int64_t i = 0; inner != 1 && i < n; ++i)
+                                    read_block(x.data, x.dtype, start + i * inner, 1, values + i);
+                                  double sum = p == 1 ? sum_of(values, n, [](d8 v) { return select(v < 0.0, -v, v); })
+                                                      : sum_of(values, n, [](d8 v) { return v * v; });
+                                  float length = static_cast<float>(p == 1 ? sum : std::sqrt(sum));
+                                  for (int64_t i = 0; i < n; ++i) values[i] = length == 0 ? 0.0f : values[i] / length;
+                                  if (inner == 1) write_block(y.data, y.dtype, start, n, values);
+                                  for (int64_t i = 0; inner != 1 && i < n; ++i)
+                                    write_block(y.data, y.dtype, start + i * inner, 1, values + i);
+                                }
+                              });
   };
 }
 

@@ -50,8 +50,12 @@ struct Conv {
 };
 
 Step make_conv(const Args& args) {
-  Conv conv{input(args, 0, "input"), input(args, 1, "weight"), optional_input(args, 2), optional_input(args, 3), output(args), optional_output(args, 1)};
-  if (conv.x.shape.size() != 3 || conv.weight.shape.size() != 3) refuse("input is " + describe(conv.x) + " and weight " + describe(conv.weight) + ", wanted [B, C, T] and [C, 1, k]");
+  Conv conv{
+      input(args, 0, "input"), input(args, 1, "weight"), optional_input(args, 2), optional_input(args, 3), output(args),
+      optional_output(args, 1)};
+  if (conv.x.shape.size() != 3 || conv.weight.shape.size() != 3)
+    refuse("input is " + describe(conv.x) + " and weight " + describe(conv.weight) +
+           ", wanted [B, C, T] and [C, 1, k]");
   int64_t batch = conv.x.shape[0];
   conv.channels = conv.x.shape[1], conv.tokens = conv.x.shape[2], conv.taps = conv.weight.shape[2];
   want_float(conv.x, "input");
@@ -65,19 +69,22 @@ Step make_conv(const Args& args) {
   if (conv.past) want_shape(conv.past, state, "past_state"), want_float(conv.past, "past_state");
   if (conv.present) want_shape(conv.present, state, "present_state"), want_float(conv.present, "present_state");
   for (auto [name, usual] : {std::pair{"channels_last", 0}, {"dilation", 1}, {"ndim", 1}, {"state_window", 0}}) {
-    if (args.integer(name, usual) != usual) refuse(std::string("attribute `") + name + "` has no kernel but for " + std::to_string(usual));
+    if (args.integer(name, usual) != usual)
+      refuse(std::string("attribute `") + name + "` has no kernel but for " + std::to_string(usual));
   }
   std::string activation = args.text("activation", "none");
   conv.silu = activation == "silu" || activation == "swish";
-  if (!conv.silu && activation != "none") refuse("attribute `activation` is `" + activation + "`, wanted none, silu or swish");
+  if (!conv.silu && activation != "none")
+    refuse("attribute `activation` is `" + activation + "`, wanted none, silu or swish");
   return [=](Context& context) {
     int64_t grain = 1 + 4096 / (1 + conv.tokens * conv.taps);
-    context.pool.parallel_for(batch * conv.channels, grain, [&](int64_t begin, int64_t end, int) { conv.run(begin, end); });
+    context.pool.parallel_for(batch * conv.channels, grain,
+                              [&](int64_t begin, int64_t end, int) { conv.run(begin, end); });
   };
 }
 
-// LinearAttention: for every token S = keep * S; S += k (rate * (v - S'k))'; out = S'q. Columns of S (dimensions of v) do not
-// meet, so threads share them; the keys are always summed first to last.
+// LinearAttention: for every token S = keep * S; S += k (rate * (v - S'k))'; out = S'q. Columns of S (dimensions of v)
+// do not meet, so threads share them; the keys are always summed first to last.
 struct Linear {
   Tensor q, k, v, past, decay, beta, y, present;
   int64_t batch = 0, tokens = 0, q_heads = 0, k_heads = 0, heads = 0, key_dim = 0, value_dim = 0;
@@ -144,12 +151,14 @@ struct Linear {
     float* out = next + (2 + shared) * width;
     std::fill(state, state + key_dim * kColumns, 0.0f);
     int64_t base = head * key_dim * value_dim + first;
-    for (int64_t i = 0; past && i < key_dim; ++i) read_block(past.data, past.dtype, base + i * value_dim, n, state + i * kColumns);
+    for (int64_t i = 0; past && i < key_dim; ++i)
+      read_block(past.data, past.dtype, base + i * value_dim, n, state + i * kColumns);
     for (int64_t t = 0; t < tokens; ++t) {
       load_token(b, t, h, first, n, token);
       advance(token, state, (n + kLanes - 1) / kLanes * kLanes, out);
       int64_t outputs = std::max(q_heads, heads), to = (b * tokens + t) * outputs + h * shared;
-      for (int64_t s = 0; s < shared; ++s) write_block(y.data, y.dtype, (to + s) * value_dim + first, n, out + s * kColumns);
+      for (int64_t s = 0; s < shared; ++s)
+        write_block(y.data, y.dtype, (to + s) * value_dim + first, n, out + s * kColumns);
     }
     for (int64_t i = 0; present && i < key_dim; ++i) {
       write_block(present.data, present.dtype, base + i * value_dim, n, state + i * kColumns);
@@ -163,16 +172,19 @@ void check_linear(const Linear& l) {
     want_float(*tensor, "query, key, value or output");
   }
   if (l.q_heads < 1 || l.heads < 1 || (l.q_heads % l.heads && l.heads % l.q_heads)) {
-    refuse("q_num_heads is " + std::to_string(l.q_heads) + " and kv_num_heads " + std::to_string(l.heads) + ", wanted a multiple");
+    refuse("q_num_heads is " + std::to_string(l.q_heads) + " and kv_num_heads " + std::to_string(l.heads) +
+           ", wanted a multiple");
   }
 }
 
 void bind_sizes(Linear& l) {
   l.batch = l.q.shape[0], l.tokens = l.q.shape[1];
   l.key_dim = l.q.shape[2] / l.q_heads, l.value_dim = l.v.shape[2] / l.heads;
-  if (l.key_dim < 1 || l.value_dim < 1 || l.k.shape[2] % l.key_dim) refuse("query is " + describe(l.q) + ", key " + describe(l.k) + ", value " + describe(l.v));
+  if (l.key_dim < 1 || l.value_dim < 1 || l.k.shape[2] % l.key_dim)
+    refuse("query is " + describe(l.q) + ", key " + describe(l.k) + ", value " + describe(l.v));
   l.k_heads = l.k.shape[2] / l.key_dim;
-  if (l.k_heads < 1 || l.heads % l.k_heads) refuse("key is " + describe(l.k) + ", wanted a divisor of " + std::to_string(l.heads) + " heads");
+  if (l.k_heads < 1 || l.heads % l.k_heads)
+    refuse("key is " + describe(l.k) + ", wanted a divisor of " + std::to_string(l.heads) + " heads");
   want_shape(l.q, {l.batch, l.tokens, l.q_heads * l.key_dim}, "query");
   want_shape(l.k, {l.batch, l.tokens, l.k_heads * l.key_dim}, "key");
   want_shape(l.v, {l.batch, l.tokens, l.heads * l.value_dim}, "value");
@@ -188,7 +200,8 @@ int64_t width_of(const Tensor& tensor, int64_t rows, int64_t one, int64_t other,
   want_float(tensor, name);
   int64_t width = rows ? tensor.size() / rows : one;
   if (tensor.size() != rows * width || (width != one && width != other)) {
-    refuse(std::string("`") + name + "` is " + describe(tensor) + ", wanted " + std::to_string(one) + " or " + std::to_string(other) + " values a token");
+    refuse(std::string("`") + name + "` is " + describe(tensor) + ", wanted " + std::to_string(one) + " or " +
+           std::to_string(other) + " values a token");
   }
   return width;
 }
@@ -202,7 +215,8 @@ Step make_linear(const Args& args) {
   std::string rule = args.text("update_rule", "gated_delta");
   l.gated = rule == "gated" || rule == "gated_delta";
   l.delta = rule == "delta" || rule == "gated_delta";
-  if (!l.gated && !l.delta && rule != "linear") refuse("attribute `update_rule` is `" + rule + "`, wanted linear, gated, delta or gated_delta");
+  if (!l.gated && !l.delta && rule != "linear")
+    refuse("attribute `update_rule` is `" + rule + "`, wanted linear, gated, delta or gated_delta");
   if (args.integer("state_window", 0)) refuse("attribute `state_window` has no kernel");
   check_linear(l);
   bind_sizes(l);

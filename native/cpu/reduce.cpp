@@ -1,4 +1,5 @@
-// Reductions over any axes, softmax and argmax along one. Sums of floats are taken in double, in the order of the elements.
+// Reductions over any axes, softmax and argmax along one. Sums of floats are taken in double, in the order of the
+// elements.
 #include <cmath>
 
 #include "cpu/check.h"
@@ -122,7 +123,8 @@ struct Extreme {
     C best = kLargest ? std::numeric_limits<C>::lowest() : std::numeric_limits<C>::max();
     if constexpr (std::is_floating_point_v<C>) best = kLargest ? -INFINITY : INFINITY;
     for (int64_t i = 0; i < n; ++i) {
-      if ((kLargest ? row[i] > best : row[i] < best) || row[i] != row[i]) best = row[i];  // a NaN stays: nothing beats it
+      if ((kLargest ? row[i] > best : row[i] < best) || row[i] != row[i])
+        best = row[i];  // a NaN stays: nothing beats it
     }
     return best;
   }

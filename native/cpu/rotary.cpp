@@ -28,9 +28,11 @@ struct Rotary {
 
 void rotate(const Rotary& r, int64_t token) {
   float* memory = scratch<float, Row>(3 * r.head_dim);
-  int64_t b = token / r.tokens, t = token % r.tokens, at = r.position(b, t), rows = r.cos.size() / std::max<int64_t>(1, r.half);
+  int64_t b = token / r.tokens, t = token % r.tokens, at = r.position(b, t),
+          rows = r.cos.size() / std::max<int64_t>(1, r.half);
   if (at < 0 || at >= rows) {
-    throw std::out_of_range("RotaryEmbedding: position " + std::to_string(at) + " is outside a cache of " + std::to_string(rows));
+    throw std::out_of_range("RotaryEmbedding: position " + std::to_string(at) + " is outside a cache of " +
+                            std::to_string(rows));
   }
   const float* cos = block_of(r.cos, at * r.half, r.half, memory);
   const float* sin = block_of(r.sin, at * r.half, r.half, memory + r.head_dim);
@@ -45,7 +47,8 @@ void rotate(const Rotary& r, int64_t token) {
 // Where heads and tokens are in [B, H, T, D] or [B, T, H * D].
 void bind_shape(Rotary& r, int64_t num_heads, int64_t head_dim) {
   const Shape& shape = r.x.shape;
-  if (shape.size() != 3 && shape.size() != 4) refuse("X is " + describe(r.x) + ", wanted [B, H, T, D] or [B, T, H * D]");
+  if (shape.size() != 3 && shape.size() != 4)
+    refuse("X is " + describe(r.x) + ", wanted [B, H, T, D] or [B, T, H * D]");
   r.heads_first = shape.size() == 4;
   r.batch = shape[0];
   r.tokens = shape[r.heads_first ? 2 : 1];
@@ -54,7 +57,8 @@ void bind_shape(Rotary& r, int64_t num_heads, int64_t head_dim) {
     r.head_dim = shape[3];
   } else {
     r.head_dim = num_heads > 0 ? shape[2] / num_heads : head_dim;
-    if (r.head_dim < 1 || shape[2] % r.head_dim) refuse("X is " + describe(r.x) + ": wanted a multiple of the head size " + std::to_string(r.head_dim));
+    if (r.head_dim < 1 || shape[2] % r.head_dim)
+      refuse("X is " + describe(r.x) + ": wanted a multiple of the head size " + std::to_string(r.head_dim));
     r.heads = shape[2] / r.head_dim;
   }
 }
@@ -69,11 +73,14 @@ Step rotary_step(Rotary r, const Args& args) {
   r.interleaved = args.integer("interleaved", 0) != 0;
   int64_t wanted = args.integer("rotary_embedding_dim", 0);
   r.half = r.cos.shape.back();
-  if (wanted && wanted != 2 * r.half) refuse("rotary_embedding_dim is " + std::to_string(wanted) + ", cos_cache " + describe(r.cos));
-  if (2 * r.half > r.head_dim) refuse("cos_cache is " + describe(r.cos) + ", wanted at most " + std::to_string(r.head_dim / 2) + " columns");
+  if (wanted && wanted != 2 * r.half)
+    refuse("rotary_embedding_dim is " + std::to_string(wanted) + ", cos_cache " + describe(r.cos));
+  if (2 * r.half > r.head_dim)
+    refuse("cos_cache is " + describe(r.cos) + ", wanted at most " + std::to_string(r.head_dim / 2) + " columns");
   if (r.ids && r.ids.dtype != DType::i32) want_dtype(r.ids, DType::i64, "position_ids");
   int64_t num_ids = r.offsets ? 1 : r.batch * r.tokens;
-  if (r.ids && r.ids.size() != num_ids) refuse("position_ids is " + describe(r.ids) + ", wanted " + std::to_string(num_ids) + " elements");
+  if (r.ids && r.ids.size() != num_ids)
+    refuse("position_ids is " + describe(r.ids) + ", wanted " + std::to_string(num_ids) + " elements");
   int64_t work = r.heads * r.head_dim;
   return [=](Context& context) {
     context.pool.parallel_for(r.batch * r.tokens, 1 + 8192 / (1 + work), [&](int64_t begin, int64_t end, int) {
@@ -83,7 +90,8 @@ Step rotary_step(Rotary r, const Args& args) {
 }
 
 Step make_onnx(const Args& args) {
-  Rotary r{input(args, 0, "X"), input(args, 1, "cos_cache"), input(args, 2, "sin_cache"), optional_input(args, 3), output(args)};
+  Rotary r{input(args, 0, "X"), input(args, 1, "cos_cache"), input(args, 2, "sin_cache"), optional_input(args, 3),
+           output(args)};
   if (r.cos.shape.empty()) refuse("cos_cache is a scalar");
   bind_shape(r, args.integer("num_heads", 0), 0);
   r.offsets = false;
@@ -93,7 +101,8 @@ Step make_onnx(const Args& args) {
 }
 
 Step make_microsoft(const Args& args) {
-  Rotary r{input(args, 0, "input"), input(args, 2, "cos_cache"), input(args, 3, "sin_cache"), input(args, 1, "position_ids"), output(args)};
+  Rotary r{input(args, 0, "input"), input(args, 2, "cos_cache"), input(args, 3, "sin_cache"),
+           input(args, 1, "position_ids"), output(args)};
   if (args.integer("is_packed_batching", 0)) refuse("is_packed_batching has no kernel");
   if (args.real("scale", 1.0) != 1.0) refuse("attribute `scale` other than 1 has no kernel");
   if (r.cos.shape.size() != 2) refuse("cos_cache is " + describe(r.cos) + ", wanted a matrix");

@@ -36,8 +36,7 @@ template <class F>
 Step lanewise(const Args& args, F f) {
   check_same(args, 1);
   want_float(args.in[0], "X");
-  return blockwise<float>(args.in[0], args.out[0],
-                          [f](const float* x, float* y, int64_t n) { map_lanes(x, y, n, f); });
+  return blockwise<float>(args.in[0], args.out[0], [f](const float* x, float* y, int64_t n) { map_lanes(x, y, n, f); });
 }
 
 template <class F>
@@ -194,11 +193,21 @@ Step make_swish(const Args& args) {
   return lanewise(args, [alpha](v16 x) { return x * sigmoid(x * alpha); });
 }
 
-Step make_sigmoid(const Args& args) { return lanewise(args, [](v16 x) { return sigmoid(x); }); }
-Step make_tanh(const Args& args) { return lanewise(args, [](v16 x) { return hyperbolic_tangent(x); }); }
-Step make_exp(const Args& args) { return lanewise(args, [](v16 x) { return exponential(x); }); }
-Step make_sqrt(const Args& args) { return lanewise(args, [](v16 x) { return each(x, [](float v) { return std::sqrt(v); }); }); }
-Step make_reciprocal(const Args& args) { return lanewise(args, [](v16 x) { return 1.0f / x; }); }
+Step make_sigmoid(const Args& args) {
+  return lanewise(args, [](v16 x) { return sigmoid(x); });
+}
+Step make_tanh(const Args& args) {
+  return lanewise(args, [](v16 x) { return hyperbolic_tangent(x); });
+}
+Step make_exp(const Args& args) {
+  return lanewise(args, [](v16 x) { return exponential(x); });
+}
+Step make_sqrt(const Args& args) {
+  return lanewise(args, [](v16 x) { return each(x, [](float v) { return std::sqrt(v); }); });
+}
+Step make_reciprocal(const Args& args) {
+  return lanewise(args, [](v16 x) { return 1.0f / x; });
+}
 
 // Rare ones: libm, element by element, in double so that the result is the nearest float.
 template <double (*function)(double)>
