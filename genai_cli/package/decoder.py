@@ -75,7 +75,7 @@ def _contradictions(package: ModelPackage, graph: Graph, io: DecoderIo) -> Itera
         yield f"the config declares a sliding window of {declared.window_size}, the graph has {windows}"
     capacities = sorted({binding.capacity for binding in io.kv if binding.capacity})
     if capacities and package.context_len and capacities[0] < package.context_len:
-        yield f"the static KV buffers hold {capacities[0]} tokens, less than the declared context of {package.context_len}"
+        yield f"the static KV buffers hold {capacities[0]} tokens, the declared context is {package.context_len}"
     yield from _sizes(package, graph, io)
 
 

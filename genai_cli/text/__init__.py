@@ -1,0 +1,1 @@
+"""Text <-> token ids: tokenizer, chat template, streaming detokenizer, stop sequences."""
