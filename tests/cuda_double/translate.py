@@ -209,7 +209,7 @@ def compile_library(ptx_file: Path, library: Path) -> int:
     code, unknown = to_cpp(ptx_file.read_text())
     for what in sorted(unknown):
         print(f"PTX not translated: {what}", file=sys.stderr)
-    source, made = library.with_suffix(".cpp"), library.with_suffix(f".{os.getpid()}.so")
+    source, made = (library.with_suffix(f".{os.getpid()}.{kind}") for kind in ("cpp", "so"))  # others may build it too
     source.write_text(code)
     command = [
         "g++",
@@ -226,6 +226,7 @@ def compile_library(ptx_file: Path, library: Path) -> int:
         print(result.stderr[:4000], file=sys.stderr)
         return 1
     os.replace(made, library)
+    source.unlink()
     return 0
 
 
