@@ -177,6 +177,12 @@ def whole_mask(inputs: Inputs, attrs: Attrs) -> str | None:
     return f"a mask of {shape(mask)[-1:]} columns for {keys} keys"
 
 
+def turned_matrix(inputs: Inputs, attrs: Attrs) -> str | None:
+    """transA turns a matrix, not a batch of them."""
+    rank = len(shape(inputs[0]))
+    return f"transA of {rank} dimensions, the kernel has 2" if attrs.get("transA", 0) and rank > 2 else None
+
+
 MS, OURS = "com.microsoft", "genai"
 ANY, FLOAT, NUMBER, ALIKE = kinds(ALL), kinds(FLOATS), kinds(NUMBERS), alike()
 
@@ -210,6 +216,19 @@ rule("cpu", "SimplifiedLayerNormalization RMSNormalization LayerNormalization", 
 rule("cpu", "SimplifiedLayerNormalization", FLOAT, domain=MS)
 rule("cpu", "SkipSimplifiedLayerNormalization SkipLayerNormalization", FLOAT, ALIKE, domain=MS)
 rule("cpu", "LpNormalization", FLOAT, only("p", 1, 2))
+
+# products
+rule("cpu", "MatMul Gemm", FLOAT)
+rule(
+    "cpu",
+    "FusedMatMul",
+    FLOAT,
+    turned_matrix,
+    only("transBatchA", 0),
+    only("transBatchB", 0),
+    domain=MS,
+    kernel="MatMul",
+)
 
 # attention
 rule("cpu", "RotaryEmbedding", kinds(FLOATS, 0, 1, 2), kinds(INDICES, 3))

@@ -347,6 +347,12 @@ def products() -> Iterator[Case]:
     r = rng("fused")
     yield case("FusedMatMul", (normal(r, 2, 3, 5), normal(r, 2, 5, 4)), "plain", alpha=0.5)
     yield case("FusedMatMul", (normal(r, 2, 5, 3), normal(r, 2, 4, 5)), "transposed", transA=1, transB=1)
+    for kind in KINDS:
+        for m, k, n in ((1, 1, 1), (1, 64, 33), (5, 100, 17), (70, 33, 65), (0, 8, 3)):
+            q = rng("transB", kind, m, k, n)
+            x, w = normal(q, 1, m, k, kind=kind), normal(q, n, k, kind=kind)
+            one = case("FusedMatMul", (x, w), f"{kind}-{m}x{k}x{n}", transB=1)
+            yield replace(one, constants=(1,))
     x, scale, zero = r.integers(0, 255, (3, 5)).astype(np.uint8), np.array(0.1, np.float32), np.array(7, np.uint8)
     yield case("DequantizeLinear", (x, scale, zero), "u8")
     yield case("QuantizeLinear", (normal(r, 3, 5), scale, zero), "u8")
