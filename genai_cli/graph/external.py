@@ -48,7 +48,8 @@ class ExternalFiles:
 
     def _path(self, location: str, tensor: str) -> Path:
         parts = PurePosixPath(location.replace("\\", "/"))
-        if not location or parts.is_absolute() or ".." in parts.parts or ":" in parts.parts[0]:
+        named = bool(parts.parts) and "\0" not in location
+        if not named or parts.is_absolute() or ".." in parts.parts or ":" in parts.parts[0]:
             raise GenaiError(
                 f"weight `{tensor}` points to `{location}`; wanted a path inside the model's folder",
                 hint="keep the data file beside the .onnx file and name it relatively",
