@@ -192,7 +192,7 @@ class Tracer:
         baked = any(value is not None and value.tainted for value in operands)
         self.one_shot |= baked
         opdef = definition(node)
-        attrs = kernel_attrs(node, operands)
+        attrs = reference_attrs(node)
         knowns = [known(value) for value in operands]
         rule = opdef.kernels.get(self.backend.name)
         refusal = f"no {self.backend.name} kernel" if rule is None else rule.accepts(knowns, attrs)
@@ -347,14 +347,6 @@ def _infer(opdef: OpDef, inputs: Sequence[Known | None], attrs: dict[str, Any], 
 def reference_attrs(node: Node) -> dict[str, Any]:
     """A node's attributes as its reference takes them."""
     return {name: value for name, value in node.attrs.items() if name != ASSUMES}
-
-
-def kernel_attrs(node: Node, operands: Sequence[Static | Dynamic | None]) -> dict[str, Any]:
-    """A node's attributes as its kernel takes them: `constant_b` says that a MatMul's B is a weight."""
-    attrs = reference_attrs(node)
-    if node.op_type in ("MatMul", "Gemm") and node.domain == "" and isinstance(operands[1], Static):
-        attrs["constant_b"] = int(operands[1].constant)
-    return attrs
 
 
 def _shape_of(value: Value | None) -> tuple[tuple[int, ...], bool]:

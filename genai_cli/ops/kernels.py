@@ -254,3 +254,42 @@ for home in ("", MS):
         only("dilation", 1), only("ndim", 1), only("state_window", 0), domain=home,
     )  # fmt: skip
     rule("cpu", "LinearAttention", FLOAT, only("state_window", 0), domain=home)
+
+
+# matrix products
+def plain_table(inputs: Inputs, attrs: Attrs) -> str | None:
+    """Rows of a matrix, quantized along them."""
+    if len(shape(inputs[0])) != 2 or attrs.get("gather_axis", 0) != 0 or attrs.get("quantize_axis", 1) != 1:
+        return "only rows of a matrix that is quantized along them"
+    return None
+
+
+def level_zeros(inputs: Inputs, attrs: Attrs) -> str | None:
+    """With int8 activations zero points are levels, not floats."""
+    zeros = optional(inputs, 3)
+    if attrs.get("accuracy_level", 0) == 4 and zeros is not None and dtype(zeros) != UINT8:
+        return "float zero points with int8 activations"
+    return None
+
+
+UINT8 = np.dtype(np.uint8)
+rule("cpu", "MatMul", FLOAT)
+rule("cpu", "Gemm", FLOAT)
+rule(
+    "cpu",
+    "FusedMatMul",
+    FLOAT,
+    only("transBatchA", 0),
+    only("transBatchB", 0),
+    only("transA", 0),
+    domain=MS,
+    kernel="MatMul",
+)
+rule(
+    "cpu", "MatMulNBits", kinds(FLOATS, 0, 2, 5), kinds(frozenset((UINT8,)), 1), kinds(FLOATS | {UINT8}, 3), missing(4),
+    only("bits", 4, 8), only("block_size", 16, 32, 64, 128, 256), only("weight_prepacked", 0), level_zeros, domain=MS,
+)  # fmt: skip
+rule(
+    "cpu", "GatherBlockQuantized", kinds(frozenset((UINT8,)), 0), kinds(INDICES, 1), kinds(FLOATS, 2),
+    kinds(frozenset((UINT8,)), 3), only("bits", 4, 8), plain_table, domain=MS,
+)  # fmt: skip

@@ -1,0 +1,375 @@
+// MatMulNBits: rows times block-quantized weights, sixteen outputs at a time.
+//
+// accuracy_level 4: a row is rounded to int8 block by block (ONNX Runtime's rule: scale = max|x| / 127, level = round
+// half even(x * (1 / scale))); integer sums are exact, times both scales they are added up in f32, block after block.
+// Other levels: weights are widened, (level - zero) * scale, and added up in f32, k after k. Either way an output is
+// one fixed chain, whatever the number of rows, threads or tiles.
+#include "cpu/nbits.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cpu/lanes.h"
+#include "cpu/scratch.h"
+#include "threads.h"
+
+namespace genai::GENAI_ISA {
+namespace {
+
+constexpr int kTile = 4;  // rows that share an unpacked panel
+
+struct IntRowsTag;
+struct RowsTag;
+struct SumsTag;
+struct WideTag;
+
+// Rows of A as int8, with what the zero points need.
+struct IntRows {
+  int8_t* levels;  // [M, blocks * block_size]
+  float* scales;   // [M, blocks]
+  int32_t* sums;   // [M, blocks]
+};
+
+void quantize_block(const float* x, int64_t count, int64_t size, int8_t* levels, float& scale, int32_t& sum) {
+  float largest = 0;
+  for (int64_t i = 0; i < count; ++i) largest = std::max(largest, std::fabs(x[i]));
+  scale = largest / 127.0f;
+  float inverse = scale == 0 ? 0.0f : 1.0f / scale;
+  sum = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding and subtracting it rounds half to even
+    int32_t level = static_cast<int32_t>((x[i] * inverse + kRound) - kRound);
+    levels[i] = static_cast<int8_t>(level);
+    sum += level;
+  }
+  std::fill(levels + count, levels + size, int8_t{0});
+}
+
+void quantize_row(const PackedWeights& w, const float* x, int64_t row, const IntRows& to) {
+  for (int64_t b = 0; b < w.num_blocks; ++b) {
+    int64_t first = b * w.block_size, at = row * w.num_blocks + b;
+    int64_t count = std::min(w.block_size, w.k - first);
+    quantize_block(x + first, count, w.block_size, to.levels + at * w.block_size, to.scales[at], to.sums[at]);
+  }
+}
+
+using Bytes = Pack<uint8_t, 64>;
+
+inline Bytes load_bytes(const uint8_t* from) {
+  return Bytes::make([&](int p) {
+    Bytes::Part part;
+    std::memcpy(&part, from + p * kRegister, kRegister);
+    return part;
+  });
+}
+
+// sums[r] += the four unsigned levels of row r times four signed ones; exact for levels up to `limit` (15 or 255).
+template <bool kSmall>
+inline m16 dot_four(const m16& sums, const Bytes& levels, int32_t four) {
+#if defined(__AVX512VNNI__)
+  m16 made;
+  made.part[0] = reinterpret_cast<m16::Part>(_mm512_dpbusd_epi32(
+      reinterpret_cast<__m512i>(sums.part[0]), reinterpret_cast<__m512i>(levels.part[0]), _mm512_set1_epi32(four)));
+  return made;
+#elif defined(__AVX2__)
+  if constexpr (!kSmall) {  // pairs of bytes times int8 would saturate at 16 bits: by nibbles they fit
+    Bytes low = levels & uint8_t{15}, high = (levels >> 4) & uint8_t{15};
+    m16 upper = dot_four<true>(m16{}, high, four);
+    return dot_four<true>(sums + (upper << 4), low, four);
+  } else {
+    return m16::make([&](int p) {
+#if defined(__AVX512BW__)
+      __m512i pairs = _mm512_maddubs_epi16(reinterpret_cast<__m512i>(levels.part[p]), _mm512_set1_epi32(four));
+      __m512i quads = _mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+#else
+      __m256i pairs = _mm256_maddubs_epi16(reinterpret_cast<__m256i>(levels.part[p]), _mm256_set1_epi32(four));
+      __m256i quads = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+#endif
+      return sums.part[p] + reinterpret_cast<m16::Part>(quads);
+    });
+  }
+#else
+  int8_t x[4];
+  std::memcpy(x, &four, 4);
+  uint8_t bytes[64];
+  std::memcpy(bytes, &levels, 64);
+  int32_t out[16];
+  std::memcpy(out, &sums, 64);
+  for (int r = 0; r < 16; ++r) {
+    for (int j = 0; j < 4; ++j) out[r] += bytes[r * 4 + j] * x[j];
+  }
+  m16 made;
+  std::memcpy(&made, out, 64);
+  return made;
+#endif
+}
+
+inline int32_t four_at(const int8_t* from) {
+  int32_t four;
+  std::memcpy(&four, from, 4);
+  return four;
+}
+
+inline v16 as_float(const m16& value) {
+  return v16::make([&](int p) { return __builtin_convertvector(value.part[p], v16::Part); });
+}
+
+template <class P>
+inline P load_lanes(const void* from) {
+  P made;
+  std::memcpy(&made, from, 64);
+  return made;
+}
+
+// kRows rows of A with one panel: integer sums block by block.
+template <int kRows>
+void panel_int(const PackedWeights& w, const IntRows& rows, int64_t first, int64_t panel, float* out) {
+  v16 totals[kRows];
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) totals[r] = all(0.0f);
+  const uint8_t* levels = w.levels.data() + panel * w.panel_bytes();
+  int64_t groups = w.groups(), stride = w.num_blocks * w.block_size;
+  for (int64_t b = 0; b < w.num_blocks; ++b) {
+    m16 even[kRows], odd[kRows];
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) even[r] = odd[r] = m16{};
+    const int8_t* x = rows.levels + first * stride + b * w.block_size;
+    if (w.bits == 4) {
+      for (int64_t g = 0; g < groups; ++g, levels += 64, x += 8) {
+        Bytes both = load_bytes(levels), low = both & uint8_t{15}, high = (both >> 4) & uint8_t{15};
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r) {
+          even[r] = dot_four<true>(even[r], low, four_at(x + r * stride));
+          odd[r] = dot_four<true>(odd[r], high, four_at(x + r * stride + 4));
+        }
+      }
+    } else {
+      for (int64_t g = 0; g < groups; ++g, levels += 64, x += 4) {
+        Bytes bytes = load_bytes(levels);
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r) even[r] = dot_four<false>(even[r], bytes, four_at(x + r * stride));
+      }
+    }
+    int64_t at = (panel * w.num_blocks + b) * 16;
+    v16 scale = load(w.scales.data() + at);
+    m16 zero = w.int_zeros.empty() ? m16::all(w.zero) : load_lanes<m16>(w.int_zeros.data() + at);
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      int64_t row = (first + r) * w.num_blocks + b;
+      m16 sum = even[r] + odd[r] - zero * rows.sums[row];
+      totals[r] = multiply_add(as_float(sum), scale * rows.scales[row], totals[r]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) store(out + r * 16, totals[r]);
+}
+
+// Block b of a panel as f32 [block_size][16].
+void widen_block(const PackedWeights& w, int64_t panel, int64_t b, float* to) {
+  const uint8_t* levels = w.levels.data() + panel * w.panel_bytes() + b * w.groups() * 64;
+  int64_t at = (panel * w.num_blocks + b) * 16;
+  v16 scale = load(w.scales.data() + at);
+  v16 zero = w.zeros.empty() ? all(static_cast<float>(w.zero)) : load(w.zeros.data() + at);
+  int32_t mask = w.bits == 4 ? 15 : 255;
+  for (int64_t g = 0; g < w.groups(); ++g, levels += 64) {
+    m16 words = load_lanes<m16>(levels);
+    for (int half = 0; half < (w.bits == 4 ? 2 : 1); ++half) {
+      for (int j = 0; j < 4; ++j, to += 16) store(to, (as_float((words >> (8 * j + 4 * half)) & mask) - zero) * scale);
+    }
+  }
+}
+
+template <int kRows>
+void panel_wide(const float* x, int64_t stride, int64_t count, const float* block, float* totals) {
+  v16 sums[kRows];
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) sums[r] = load(totals + r * 16);
+  for (int64_t i = 0; i < count; ++i) {
+    v16 weights = load(block + i * 16);
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) sums[r] = multiply_add(all(x[r * stride + i]), weights, sums[r]);
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) store(totals + r * 16, sums[r]);
+}
+
+// f32 rows with one panel: every block is widened once for all rows.
+void panel_float(const PackedWeights& w, const float* rows, int64_t m, int64_t panel, float* block, float* out) {
+  std::fill(out, out + m * 16, 0.0f);
+  for (int64_t b = 0; b < w.num_blocks; ++b) {
+    widen_block(w, panel, b, block);
+    int64_t first = b * w.block_size, count = std::min(w.block_size, w.k - first), r = 0;
+    for (; r + 4 <= m; r += 4) panel_wide<4>(rows + r * w.k + first, w.k, count, block, out + r * 16);
+    for (; r < m; ++r) panel_wide<1>(rows + r * w.k + first, w.k, count, block, out + r * 16);
+  }
+}
+
+struct Problem {
+  std::shared_ptr<const PackedWeights> w;
+  Tensor a, bias, y;
+  int64_t m = 0;
+};
+
+void write_panel(const Problem& p, int64_t panel, int64_t row, float* sums) {
+  int64_t count = std::min<int64_t>(16, p.w->n - panel * 16);
+  if (p.bias) {
+    float bias[16];
+    read_block(p.bias.data, p.bias.dtype, panel * 16, count, bias);
+    for (int64_t i = 0; i < count; ++i) sums[i] += bias[i];
+  }
+  write_block(p.y.data, p.y.dtype, row * p.w->n + panel * 16, count, sums);
+}
+
+const float* float_rows(const Problem& p) {
+  return block_of(p.a, 0, p.m * p.w->k, scratch<float, RowsTag>(p.m * p.w->k + kLanes));
+}
+
+int64_t panels_of(const Problem& p) { return (p.w->n + 15) / 16; }
+
+int64_t grain_of(const Problem& p) {
+  constexpr int64_t kWorth = 64 * 1024;  // multiply-adds that pay for handing them to a thread
+  return std::max<int64_t>(1, kWorth / std::max<int64_t>(1, p.m * p.w->k * 16));
+}
+
+void int_panel(const Problem& p, const IntRows& rows, int64_t panel) {
+  float sums[kTile * 16];
+  int64_t row = 0;
+  for (; row + kTile <= p.m; row += kTile) {
+    panel_int<kTile>(*p.w, rows, row, panel, sums);
+    for (int r = 0; r < kTile; ++r) write_panel(p, panel, row + r, sums + r * 16);
+  }
+  for (; row < p.m; ++row) {
+    panel_int<1>(*p.w, rows, row, panel, sums);
+    write_panel(p, panel, row, sums);
+  }
+}
+
+Step int_step(Problem p) {
+  return [p = std::move(p)](Context& context) {
+    const PackedWeights& w = *p.w;
+    int64_t blocks = p.m * w.num_blocks, levels = (blocks * w.block_size + 63) / 64 * 64;
+    auto* memory = scratch<char, IntRowsTag>(levels + blocks * 8);
+    IntRows rows{reinterpret_cast<int8_t*>(memory), reinterpret_cast<float*>(memory + levels),
+                 reinterpret_cast<int32_t*>(memory + levels + blocks * 4)};
+    const float* a = float_rows(p);
+    int64_t grain = std::max<int64_t>(1, 16384 / std::max<int64_t>(1, w.k));
+    context.pool.parallel_for(p.m, grain, [&](int64_t begin, int64_t end, int) {
+      for (int64_t row = begin; row < end; ++row) quantize_row(w, a + row * w.k, row, rows);
+    });
+    context.pool.parallel_for(panels_of(p), grain_of(p), [&](int64_t begin, int64_t end, int) {
+      for (int64_t panel = begin; panel < end; ++panel) int_panel(p, rows, panel);
+    });
+  };
+}
+
+Step float_step(Problem p) {
+  return [p = std::move(p)](Context& context) {
+    const float* a = float_rows(p);
+    context.pool.parallel_for(panels_of(p), grain_of(p), [&](int64_t begin, int64_t end, int) {
+      float* block = scratch<float, WideTag>(p.w->block_size * 16);
+      float* sums = scratch<float, SumsTag>(p.m * 16);
+      for (int64_t panel = begin; panel < end; ++panel) {
+        panel_float(*p.w, a, p.m, panel, block, sums);
+        for (int64_t row = 0; row < p.m; ++row) write_panel(p, panel, row, sums + row * 16);
+      }
+    });
+  };
+}
+
+void check_sizes(const Args& args, int64_t n, int64_t k, int64_t bits, int64_t block_size) {
+  int64_t blocks = (k + block_size - 1) / block_size;
+  const Tensor &b = input(args, 1, "B"), &scales = input(args, 2, "scales");
+  want_dtype(b, DType::u8, "B");
+  want_float(scales, "scales");
+  if (b.size() != n * blocks * block_size * bits / 8) {
+    refuse("MatMulNBits: B is " + describe(b) + ", wanted " + describe(Shape{n, blocks, block_size * bits / 8}));
+  }
+  if (scales.size() != n * blocks) {
+    refuse("MatMulNBits: scales are " + describe(scales) + ", wanted " + describe(Shape{n, blocks}));
+  }
+  Tensor zeros = optional_input(args, 3);
+  if (zeros) {
+    int64_t lanes = 8 / bits, wanted = zeros.dtype == DType::u8 ? n * ((blocks + lanes - 1) / lanes) : n * blocks;
+    if (zeros.dtype != DType::u8) want_float(zeros, "zero_points");
+    if (zeros.size() != wanted) {
+      refuse("MatMulNBits: zero_points are " + describe(zeros) + ", wanted " + std::to_string(wanted) + " elements");
+    }
+  }
+}
+
+Step matmul_nbits(const Args& args) {
+  int64_t n = args.integer("N", 0), k = args.integer("K", 0), bits = args.integer("bits", 4);
+  int64_t block_size = args.integer("block_size", 32), level = args.integer("accuracy_level", 0);
+  if (args.integer("weight_prepacked", 0)) refuse("MatMulNBits: weight_prepacked weights hold another device's layout");
+  if (bits != 4 && bits != 8) refuse("MatMulNBits: bits is " + std::to_string(bits) + ", wanted 4 or 8");
+  if (block_size < 16 || block_size % 16) refuse("MatMulNBits: block_size must be a multiple of 16");
+  if (optional_input(args, 4)) refuse("MatMulNBits: g_idx is not supported");
+  check_sizes(args, n, k, bits, block_size);
+  Problem p;
+  p.a = input(args, 0, "A");
+  p.y = output(args);
+  p.bias = optional_input(args, 5);
+  want_float(p.a, "A");
+  want_float(p.y, "Y");
+  if (p.a.shape.empty() || p.a.shape.back() != k)
+    refuse("MatMulNBits: A is " + describe(p.a) + ", K " + std::to_string(k));
+  if (p.bias && p.bias.size() != n) refuse("MatMulNBits: bias is " + describe(p.bias) + ", wanted N elements");
+  p.m = k ? p.a.size() / k : 0;
+  if (p.y.size() != p.m * n) refuse("MatMulNBits: the output is " + describe(p.y) + ", wanted M * N elements");
+  Tensor zeros = optional_input(args, 3);
+  p.w = packed(args.in[1], args.in[2], zeros, n, k, bits, block_size);
+  if (level != 4) return float_step(std::move(p));
+  if (zeros && zeros.dtype != DType::u8)
+    refuse("MatMulNBits: accuracy_level 4 with float zero points is not supported");
+  return int_step(std::move(p));
+}
+
+GENAI_KERNEL("MatMulNBits", matmul_nbits);
+
+// -- GatherBlockQuantized ---------------------------------------------------------------------------------------------
+
+Step gather_block_quantized(const Args& args) {
+  const Tensor data = input(args, 0, "data"), indices = input(args, 1, "indices"), scales = input(args, 2, "scales");
+  const Tensor zeros = optional_input(args, 3), y = output(args);
+  int64_t bits = args.integer("bits", 4), block = args.integer("block_size", 128), lanes = bits ? 8 / bits : 0;
+  want_dtype(data, DType::u8, "data");
+  want_float(scales, "scales");
+  want_float(y, "output");
+  bool plain = data.shape.size() == 2 && args.integer("gather_axis", 0) == 0 && args.integer("quantize_axis", 1) == 1;
+  if (!plain || (bits != 4 && bits != 8)) refuse("GatherBlockQuantized: wanted rows of a matrix with 4 or 8 bits");
+  int64_t rows = data.shape[0], width = data.shape[1] * lanes, blocks = (width + block - 1) / block;
+  int64_t zero_bytes = (blocks + lanes - 1) / lanes;
+  want_shape(scales, {rows, blocks}, "scales");
+  if (zeros) {
+    want_dtype(zeros, DType::u8, "zero_points");
+    want_shape(zeros, {rows, zero_bytes}, "zero_points");
+  }
+  if (y.size() != indices.size() * width) refuse("GatherBlockQuantized: the output is " + describe(y));
+  return [=](Context& context) {
+    const uint8_t* bytes = static_cast<const uint8_t*>(data.data);
+    const uint8_t* zero_data = static_cast<const uint8_t*>(zeros.data);
+    int32_t mask = (1 << bits) - 1;
+    std::vector<float> row(width), scale(blocks);
+    for (int64_t i = 0; i < indices.size(); ++i) {
+      int64_t index = integer_at(indices, i);
+      index += index < 0 ? rows : 0;
+      if (index < 0 || index >= rows) {  // ONNX Runtime gives zeros
+        std::fill(row.begin(), row.end(), 0.0f);
+      } else {
+        read_block(scales.data, scales.dtype, index * blocks, blocks, scale.data());
+        for (int64_t j = 0; j < width; ++j) {
+          int32_t level = bytes[index * data.shape[1] + j / lanes] >> (j % lanes * bits) & mask, b = j / block;
+          int32_t zero = 1 << (bits - 1);
+          if (zero_data) zero = zero_data[index * zero_bytes + b / lanes] >> (b % lanes * bits) & mask;
+          row[j] = static_cast<float>(level - zero) * scale[b];
+        }
+      }
+      write_block(y.data, y.dtype, i * width, width, row.data());
+    }
+  };
+}
+
+GENAI_KERNEL("GatherBlockQuantized", gather_block_quantized);
+
+}  // namespace
+}  // namespace genai::GENAI_ISA
