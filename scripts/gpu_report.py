@@ -169,73 +169,77 @@ def run_tests() -> dict[str, Any]:
 
 
 def models(given: list[str]) -> list[Path]:
-    """Decoders as .onnx files."""
+    """Package folders (or .onnx files)."""
     if given:
-        return [decoder(Path(path)) for path in given]
-    folders = sorted({path.parent for path in (ROOT / "fixtures").rglob("genai_config.json")})
-    folders += sorted({path.parent for path in (ROOT / "models").glob("*/genai_config.json")})
-    return [decoder(folder) for folder in folders]
-
-
-def decoder(path: Path) -> Path:
-    """The decoder's file of a package, or the file itself."""
-    if path.suffix == ".onnx":
-        return path
-    config = json.loads((path / "genai_config.json").read_text())
-    return path / str(config["model"]["decoder"]["filename"])
+        return [Path(path) for path in given]
+    decoders = sorted((ROOT / "fixtures" / "packages").glob("*/model.onnx"))
+    demo = sorted((ROOT / "models").glob("*/genai_config.json"))
+    return [file.parent for file in (*decoders, *demo)]
 
 
 def weight_bytes(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.parent.glob("*.onnx*"))
+    folder = path if path.is_dir() else path.parent
+    return sum(file.stat().st_size for file in folder.glob("*.onnx*"))
 
 
 def measured(path: Path, code_type: str) -> dict[str, Any]:
-    """Native on the device: tokens against the CPU's, speed with and without graphs, launches a token."""
+    """Native on the device against the CPU and ORT: tokens, speed with and without graphs, launches a token."""
     from genai_cli.backends.cpu import CpuBackend
+    from genai_cli.package.decoder import load_decoder
+    from genai_cli.package.open import open_package
+    from genai_cli.runners.native import NativeRunner
 
-    cpu = greedy(path, CpuBackend())
-    graphs, eager = (greedy(path, open_backend(code_type, capture=on)) for on in (True, False))
-    decode_s = graphs["decode_s"]
+    loaded = load_decoder(open_package(path))
+
+    def native(backend: Any) -> dict[str, Any]:
+        runner = NativeRunner(loaded.graph, backend, io=loaded.io, context_len=loaded.context_len)
+        return greedy(runner, backend)
+
+    cpu, graphs = native(CpuBackend()), native(open_backend(code_type))
+    eager, ort = native(open_backend(code_type, capture=False)), on_ort(loaded)
     return {
-        "model": path.parent.name,
-        "same_tokens_as_cpu": graphs["tokens"] == cpu["tokens"],
-        "same_bits_with_and_without_graphs": graphs["last"] == eager["last"],
-        "prefill_tok_s": round(PROMPT_LEN / graphs["prefill_s"], 1),
-        "decode_tok_s": round(1 / decode_s, 1),
-        "decode_tok_s_eager": round(1 / eager["decode_s"], 1),
-        "weights_gb_s": round(weight_bytes(path) / decode_s / 1e9, 1),
-        "launches_a_token": eager["launches"],
-        "captures": graphs["captures"],
+        "model": path.name,
+        "same tokens as the CPU": graphs["tokens"] == cpu["tokens"],
+        "same bits without graphs": graphs["last"] == eager["last"],
+        "prefill tok/s": graphs["prefill_tok_s"],
+        "decode tok/s": graphs["decode_tok_s"],
+        "without graphs": eager["decode_tok_s"],
+        "ORT-CUDA prefill tok/s": ort["prefill_tok_s"],
+        "ORT-CUDA decode tok/s": ort["decode_tok_s"],
+        "weights GB/s": round(weight_bytes(path) * graphs["decode_tok_s"] / 1e9, 1),
+        "launches a token": eager["launches"],
     }
 
 
-def greedy(path: Path, backend: Any) -> dict[str, Any]:
-    """A prompt and DECODE_STEPS greedy tokens; the second run is timed."""
-    from genai_cli.graph.loader import load_graph
-    from genai_cli.runners.native import NativeRunner
+def on_ort(loaded: Any) -> dict[str, Any]:
+    """The same steps on ORT's CUDA provider, or the reason that it is not there."""
+    from genai_cli.runners.ort import OrtRunner
 
-    runner = NativeRunner(load_graph(path), backend)
+    try:
+        return greedy(OrtRunner(loaded.path, io=loaded.io, graph=loaded.graph, device="cuda"), None)
+    except GenaiError as error:
+        return dict.fromkeys(("prefill_tok_s", "decode_tok_s"), f"not run: {error.message}")
+
+
+def greedy(runner: Any, backend: Any) -> dict[str, Any]:
+    """A prompt and greedy tokens, twice; the second run is timed."""
     steps = min(DECODE_STEPS, (runner.context_len or PROMPT_LEN + DECODE_STEPS) - PROMPT_LEN)
     if steps < 1:
-        raise GenaiError(f"`{path}` holds fewer than {PROMPT_LEN + 1} tokens, nothing to measure")
+        raise GenaiError(f"a context of `{runner.context_len}` tokens leaves nothing to measure after {PROMPT_LEN}")
     prompt = np.arange(PROMPT_LEN) % max(runner.vocab_size - 1, 1)
     found: dict[str, Any] = {}
     for _ in range(2):
         runner.reset()
         start = time.perf_counter()
         logits = runner.step(prompt)
-        found["prefill_s"] = time.perf_counter() - start
-        before = launches(backend)
+        found["prefill_tok_s"] = round(PROMPT_LEN / (time.perf_counter() - start), 1)
+        before, tokens = launches(backend), []
         start = time.perf_counter()
-        tokens = []
         for _ in range(steps):
             tokens.append(int(logits[0].argmax()))
             logits = runner.step(np.array(tokens[-1:]))
-        found["decode_s"] = (time.perf_counter() - start) / steps
-        found["launches"] = (launches(backend) - before) // steps
-        found |= {"tokens": tokens, "last": logits.tobytes()}
-    captures = getattr(backend, "captures", None)
-    found["captures"] = captures.captures if captures else 0
+        found["decode_tok_s"] = round(steps / (time.perf_counter() - start), 1)
+        found |= {"launches": (launches(backend) - before) // steps, "tokens": tokens, "last": logits.tobytes()}
     return found
 
 
@@ -246,30 +250,13 @@ def launches(backend: Any) -> int:
 
 def parity(path: Path) -> str:
     """The verdict of `genai parity` on the device, by its exit code; without a report it did not run."""
-    command = [sys.executable, "-m", "genai_cli.cli", "parity", str(path.parent), "--device", "cuda", "--json"]
+    command = [sys.executable, "-m", "genai_cli.cli", "parity", str(path), "--device", "cuda", "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     try:
         json.loads(done.stdout)
         return ExitCode(done.returncode).name
     except ValueError:
         return f"not run: {(done.stderr.strip().splitlines() or ['no output'])[-1]}"
-
-
-def ort_cuda() -> str:
-    """What a live ONNX Runtime session says it runs on when it is asked for CUDA."""
-    import onnxruntime
-    from onnx import TensorProto, helper
-
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
-    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "one", [x], [y])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    asked = ["CUDAExecutionProvider", "CPUExecutionProvider"]
-    live = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=asked).get_providers()
-    if "CUDAExecutionProvider" in live:
-        return f"{live}: compare with `genai bench MODEL --device cuda --vs ort`"
-    return f"not run: asked for CUDA, the live session has {live}"
 
 
 def markdown(report: dict[str, Any]) -> str:
@@ -288,7 +275,6 @@ def markdown(report: dict[str, Any]) -> str:
         f"| driver | {device['driver']} (cuda-python {device['cuda_python']}) |",
         f"| measured copy | {device['copy_gb_s']} GB/s read + written |",
         f"| tests | {passed} passed, {tests.get('failures', 0)} failed, {alone} for the double only |",
-        f"| ORT on CUDA | {report['ort_cuda']} |",
         "",
     ]
     if report["models"]:
@@ -308,7 +294,6 @@ def collect(given: list[str], code_type: str) -> dict[str, Any]:
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "host": platform.platform(),
         "device": device_facts(code_type),
-        "ort_cuda": ort_cuda(),
     }
     say("error codes ...")
     report["error_codes"] = error_codes(code_type)
@@ -316,7 +301,7 @@ def collect(given: list[str], code_type: str) -> dict[str, Any]:
     report["tests"] = run_tests()
     report["models"] = []
     for path in models(given):
-        say(f"{path.parent.name} ...")
+        say(f"{path.name} ...")
         report["models"].append({**measured(path, code_type), "parity": parity(path)})
     return report
 
@@ -324,7 +309,7 @@ def collect(given: list[str], code_type: str) -> dict[str, Any]:
 def failed(report: dict[str, Any]) -> bool:
     tests = report["tests"]
     broken = "error" in tests or tests["failures"] or tests["errors"]
-    agree = all(row["same_tokens_as_cpu"] and row["same_bits_with_and_without_graphs"] for row in report["models"])
+    agree = all(row["same tokens as the CPU"] and row["same bits without graphs"] for row in report["models"])
     differs = any(row["parity"] == ExitCode.DIFFERENT.name for row in report["models"])
     return bool(broken) or not agree or differs
 

@@ -327,8 +327,7 @@ class CudaDevice:
         from cuda.core import LaunchConfig
         from cuda.core import launch as core_launch
 
-        kernel = self.kernels.kernel(launch.source, launch.function)
-        self.kernels.allow_shared(launch.source, launch.function, launch.shared)
+        kernel = self.prepare(launch)
         config = LaunchConfig(grid=launch.grid, block=launch.block, shmem_size=launch.shared)
         with self._naming(launch.name):
             core_launch(builder if builder is not None else self.stream, config, kernel, *launch.args)
@@ -338,6 +337,11 @@ class CudaDevice:
             self.counters.launches += 1
             self.counters.kernels[launch.name] += 1
             self.ran((launch.name,))
+
+    def prepare(self, launch: Launch) -> Any:
+        """The kernel, compiled and loaded: neither may happen while a graph is captured."""
+        self.kernels.allow_shared(launch.source, launch.function, launch.shared)
+        return self.kernels.kernel(launch.source, launch.function)
 
     def ran(self, names: Sequence[str]) -> None:
         """Remember what was queued since the last wait: a fault is one of these."""

@@ -141,6 +141,8 @@ class CudaRecording:
     def _capture(self, segment: Segment) -> None:
         if len(segment.launches) < MIN_GRAPH:
             return
+        for launch in segment.launches:
+            self._device.prepare(launch)
         builder = self._device.stream.create_graph_builder()
         try:
             builder.begin_building()

@@ -323,6 +323,18 @@ def test_a_kernel_that_does_not_compile_shows_the_line(cuda_driver: Any) -> None
     assert caught.value.exit_code is ExitCode.INTERNAL
 
 
+def test_no_nvrtc(cuda_driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from genai_cli.backends.cuda_device import compile_kernel
+
+    def absent(*args: Any) -> None:
+        raise RuntimeError('Failure finding "libnvrtc.so": not in site-packages, not in the system')
+
+    monkeypatch.setattr("cuda.core.Program", absent)
+    with pytest.raises(GenaiError, match=r"NVRTC.*libnvrtc.*CUDA 13 is needed") as caught:
+        compile_kernel("", "none", "sm_90", "ptx")
+    assert caught.value.exit_code is ExitCode.CANNOT
+
+
 def test_a_fault_names_the_kernel(cuda_backend: Make, double: Any) -> None:
     backend = cuda_backend(wait_after_launch=True)
     short = backend.alias(backend.constant(np.zeros(4, np.float32)), (4,), F32)
