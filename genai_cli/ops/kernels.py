@@ -177,6 +177,22 @@ def whole_mask(inputs: Inputs, attrs: Attrs) -> str | None:
     return f"a mask of {shape(mask)[-1:]} columns for {keys} keys"
 
 
+def packed_blocks(inputs: Inputs, attrs: Attrs) -> str | None:
+    """MatMulNBits weights are repacked while recording; int8 activations want whole zero points."""
+    zeros = optional(inputs, 3)
+    if zeros is not None and dtype(zeros) != np.uint8 and attrs.get("accuracy_level", 0) == 4:
+        return "float zero points at accuracy_level 4"
+    block = attrs["block_size"]
+    return None if block >= 16 and block % 16 == 0 else f"blocks of {block}"
+
+
+def rows_of_bytes(inputs: Inputs, attrs: Attrs) -> str | None:
+    """GatherBlockQuantized of rows of a matrix of bytes, quantized along them."""
+    data = inputs[0]
+    plain = len(shape(data)) == 2 and attrs.get("gather_axis", 0) == 0 and attrs.get("quantize_axis", 1) == 1
+    return None if plain and dtype(data) == np.uint8 else "not the rows of a matrix of bytes"
+
+
 def turned_matrix(inputs: Inputs, attrs: Attrs) -> str | None:
     """transA turns a matrix, not a batch of them."""
     rank = len(shape(inputs[0]))
@@ -229,6 +245,14 @@ rule(
     domain=MS,
     kernel="MatMul",
 )
+
+rule(
+    "cpu", "MatMulNBits", kinds(FLOATS, 0, 2, 5), kinds(FLOATS | {np.dtype(np.uint8)}, 3), known(1, 2, 3), missing(4),
+    only("bits", 4, 8), only("weight_prepacked", 0), packed_blocks, domain=MS,
+)  # fmt: skip
+rule(
+    "cpu", "GatherBlockQuantized", kinds(FLOATS, 2), kinds(INDICES, 1), only("bits", 4, 8), rows_of_bytes, domain=MS,
+)  # fmt: skip
 
 # attention
 rule("cpu", "RotaryEmbedding", kinds(FLOATS, 0, 1, 2), kinds(INDICES, 3))

@@ -85,6 +85,8 @@ def blocks(inputs: Inputs, attrs: Attrs) -> str | None:
     zeros = optional(inputs, 3)
     if zeros is not None and dtype(zeros) not in FLOATS | {np.dtype(np.uint8)}:
         return f"zero points of {dtype(zeros).name}"
+    if zeros is not None and dtype(zeros) != np.uint8 and attrs.get("accuracy_level", 0) == 4:
+        return "float zero points at accuracy_level 4"
     return only("bits", 4, 8)(inputs, attrs) or only("weight_prepacked", 0)(inputs, attrs)
 
 

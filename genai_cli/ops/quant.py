@@ -94,11 +94,15 @@ def MatMulNBits(
     bits: int = 4,
     weight_prepacked: int = 0,
 ) -> Array:
-    """a [..., K] times the quantized weight [N, K] transposed; accuracy_level 4 rounds a to int8 block by block."""
+    """a [..., K] times the quantized weight [N, K] transposed; accuracy_level 4 rounds a to int8 block by block.
+
+    Float zero points keep f32 activations at every level, as in ORT.
+    """
     if weight_prepacked:
         raise GenaiError(f"`MatMulNBits` with weight_prepacked={weight_prepacked} holds another device's layout")
     rows = a.reshape(-1, K)
-    if accuracy_level == 4 and g_idx is None:
+    whole = zero_points is None or zero_points.dtype == np.uint8
+    if accuracy_level == 4 and g_idx is None and whole:
         y = matmul_int8(rows, b, scales, zero_points, N, bits, block_size)
     else:
         y = np.matmul(rows, _weights(b, scales, zero_points, g_idx, N, K, bits, block_size).T)

@@ -59,6 +59,7 @@ def matmul_nbits() -> Iterator[Case]:
         yield nbits(r, (1, 3), k, 7, bits=4, block=32, zero="packed")
         yield nbits(r, (1, 1), k, 7, bits=4, block=32, zero="none", level=4)
     yield nbits(r, (1, 3), 64, 9, bits=4, block=32, zero="float")
+    yield nbits(r, (1, 3), 64, 9, bits=4, block=32, zero="float", level=4)
     yield nbits(r, (1, 2), 64, 9, bits=4, block=32, zero="none", bias=True, name="-bias")
     yield nbits(r, (1, 2), 64, 9, bits=4, block=32, zero="none", bias=True, level=4, name="-bias")
     yield nbits(r, (1, 2), 64, 1, bits=2, block=32, zero="none")
