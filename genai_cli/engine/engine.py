@@ -74,8 +74,8 @@ class Engine:
         A failure leaves length and states as they were (KV rows past `length` are never read)."""
         num_new = len(ids) if embeds is None else embeds.shape[-2]
         kind = "all" if num_new == 1 and kind == "last" else kind
+        self.backend.set_past_len(self.length)  # first: growth keeps past_len rows
         self.backend.reserve(self.length + num_new)
-        self.backend.set_past_len(self.length)
         key = (num_new, kind, self.plan.guard(num_new, self.length))
         recorded = self._replay(key, ids, embeds) if key in self._recordings else None
         if recorded is None:

@@ -154,7 +154,7 @@ struct Query {
   __device__ void finish(T* y, float extra) {
     float keep, add;
     merge(top, total, extra, extra == -infinity() ? 0.f : 1.f, keep, add);
-    for (i64 i = threadIdx.x; i < value_dim; i += kTile) y[i] = narrow<T>(total > 0.f ? acc[i] * keep / total : 0.f);
+    for (i64 i = threadIdx.x; i < value_dim; i += kTile) y[i] = narrow<T>(total == 0.f ? 0.f : acc[i] * keep / total);
   }
 };
 
@@ -233,7 +233,7 @@ __global__ void combine(const float* partial, T* y, i64 y_token, i64 y_head, con
     }
     float extra = sink ? widen(sink[head]) : smooth ? 0.f : -infinity();
     merge(top, total, extra, extra == -infinity() ? 0.f : 1.f, keep, add);
-    *(HEAD(y, token, head) + i) = narrow<T>(total > 0.f ? acc * keep / total : 0.f);
+    *(HEAD(y, token, head) + i) = narrow<T>(total == 0.f ? 0.f : acc * keep / total);
   }
 }
 

@@ -83,6 +83,18 @@ def test_eager_and_captured_over_three_growths(
         assert captures.invalidations == 3
         assert captures.declined == []
     assert seen[0] == seen[1]
+    assert np.isfinite(np.frombuffer(seen[0][1], np.float32)).all()
+
+
+def test_growth_moves_every_row(graph: Graph, cuda_backend: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step before a growth left rows too: a decoder that had the room from the start says the same, bit by bit."""
+    prompt = np.arange(14) % tiny_decoder.VOCAB
+    roomy = greedy(NativeRunner(graph, cuda_backend()), 20, prompt)
+    monkeypatch.setattr("genai_cli.backends.cuda.FIRST_CAPACITY", 16)
+    grown = greedy(NativeRunner(graph, cuda_backend()), 20, prompt)
+    assert np.isfinite(roomy[1]).all()
+    for a, b in zip(roomy, grown, strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def test_chunks_and_single_tokens_leave_the_same_kv(graph: Graph, cuda_backend: Make) -> None:
