@@ -96,9 +96,9 @@ def nmse_check(logits: Logits, limit: Bound) -> Check:
 
 
 def _judge(value: float, limit: Bound, what: str) -> tuple[CheckVerdict, str]:
-    if limit.too_noisy and value <= limit.kappa * limit.floor:
+    if limit.too_noisy and value <= limit.kappa**2 * limit.floor:
         return "inconclusive", (
-            f"{limit.kappa:g} x the oracle's own noise (NMSE {limit.kappa:g} x {limit.floor:.2g}) is above the limit"
+            f"{limit.kappa:g} x the oracle's own noise (NMSE {limit.kappa**2:g} x {limit.floor:.2g}) is above the limit"
             f" ({limit.ceiling:.0e}): a pass would not be evidence"
         )
     if not value <= limit.value:
@@ -129,7 +129,7 @@ def pair_check(logits: Logits, bound: float, limit: Bound) -> Check:
     )
     return Check(
         "logits.pair", "logits", verdict, logits.num_rows, value=value, limit=bound,
-        limit_source=f"{limit.kappa:g} x the oracle's own floor", worst=worst, reason=reason,
+        limit_source=f"{limit.kappa:g} x the oracle's own noise", worst=worst, reason=reason,
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Positions whose greedy token differs, judged by a bound that the engine under test had no part in.
 
 If the argmax flips then margin <= |Δi| + |Δj| always, so a margin about as large as the delta proves nothing. The
-margin is compared with 2B and the delta with B, where B = kappa x the oracle's own floor.
+margin is compared with 2B and the delta with B, where B = kappa x the oracle's own noise.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def localise(
     io = decoder_io(graph)
     embedding = embedding_output(oracle.twin())
     scene = Scene(native, oracle, graph, io, blocks(graph, io), embedding.name if embedding else None, path, reference)
-    limit = max(floor.kappa * floor.used["nmse"], ROUNDOFF_NMSE)
+    limit = max(floor.kappa**2 * floor.used["nmse"], ROUNDOFF_NMSE)
     tapped = _tap(scene, run, limit, progress)
     if tapped is None:
         return Located("not localised: the tapped runs do not show the failure")
@@ -155,7 +155,7 @@ def _cut_limit(worst: Sequence[np.ndarray]) -> float:
     found = max(float(rows.max()) for rows in worst)
     top = ceiling("f32").nmse
     assert top is not None
-    return min(top, KAPPA * max(found, ROUNDOFF_NMSE))
+    return min(top, KAPPA**2 * max(found, ROUNDOFF_NMSE))
 
 
 def _prefill_taps(runner: OracleRunner, path: Path, names: Sequence[str]) -> Taps:

@@ -12,7 +12,7 @@ from genai_cli.ops.dtypes import is_16_bit
 Precision = Literal["f32", "f16", "bf16", "q_f32", "q_int8", "f8"]
 """What a package computes in: q_f32 block weights with f32 activations, q_int8 block weights with int8 activations."""
 
-KAPPA = 4.0  # how many floors wide a limit is: correct engines with other summation orders stay inside (docs/parity.md)
+KAPPA = 4.0  # how many floors wide a limit is, in amplitude: correct engines that sum in another order stay inside
 TOST_MARGIN = 0.01  # nat/token; a choice, printed with every use
 TOST_TOKENS = 1000  # fewer tokens say nothing about a mean; llama.cpp's perplexity tool refuses below 100
 POWER_ODDS = 3.0  # "rule of three": 0 of n mismatches bounds the rate below 3/n at 95 %
@@ -80,7 +80,7 @@ def precision_of(dtypes: set[np.dtype], accuracy_levels: set[int], has_block_wei
 
 @dataclass(frozen=True)
 class Bound:
-    """min(ceiling, kappa x floor), with the arithmetic that led to it."""
+    """min(ceiling, kappa x floor). In NMSE, a square: kappa counts amplitudes and is squared."""
 
     floor: float
     kappa: float
@@ -89,15 +89,15 @@ class Bound:
     @property
     def value(self) -> float:
         """The limit used."""
-        wide = self.kappa * self.floor
+        wide = self.kappa**2 * self.floor
         return wide if self.ceiling is None else min(self.ceiling, wide)
 
     @property
     def too_noisy(self) -> bool:
         """The oracle's own noise, kappa times, is beyond the ceiling: a pass would not be evidence."""
-        return self.ceiling is not None and self.kappa * self.floor > self.ceiling
+        return self.ceiling is not None and self.kappa**2 * self.floor > self.ceiling
 
     @property
     def source(self) -> str:
         """In words."""
-        return f"{self.kappa:g} x the oracle's own floor" if not self.too_noisy else "ceiling"
+        return f"{self.kappa:g} x the oracle's own noise" if not self.too_noisy else "ceiling"

@@ -63,7 +63,7 @@ def native_op(backend: Backend, node: Node, inputs: Sequence[np.ndarray | None])
     specs = opdef.infer(known, node.attrs)[: rule.num_outputs or None]
     wanted = [i < len(node.outputs) and bool(node.outputs[i]) for i in range(len(specs))]
     outputs = [backend.empty(*spec) if want else None for spec, want in zip(specs, wanted, strict=True)]
-    given = [None if a is None else backend.constant(np.ascontiguousarray(a)) for a in inputs]
+    given = [None if a is None else backend.constant(a) for a in inputs]
     backend.record().call(rule.name, given, outputs, node.attrs)
     backend.synchronize()
     return [None if tensor is None else backend.download(tensor) for tensor in outputs], "kernel"

@@ -79,6 +79,7 @@ class Settings:
     kappa: float = KAPPA
     seed: int = 0
     explain: bool = False
+    user_mode: bool = True  # judge the mode the user runs too, where it is not the exact one
     locate: bool = True  # look for the layer of a failure
     allow_skip: bool = False
     cache_dir: FilePath | None = None
@@ -116,13 +117,15 @@ class Found:
     place: str = ""
 
 
-def parity(target: Target, prompts: Sequence[Prompt], settings: Settings, progress: Progress) -> ParityReport:
-    """Everything, in order. GenaiError where a side cannot run at all."""
+def parity(
+    target: Target, prompts: Sequence[Prompt], settings: Settings, progress: Progress, oracles: Oracles | None = None
+) -> ParityReport:
+    """Everything, in order; `oracles` where the oracle was asked before. GenaiError where a side cannot run at all."""
     started = time.monotonic()
     if not prompts or any(not len(prompt.ids) for prompt in prompts):
         raise GenaiError("no prompt tokens were given: nothing to compare", exit_code=ExitCode.NOT_COMPARED)
     artifact = preflight.artifact(target.model_path, target.graph, target.tokenizer_path)
-    oracles = consult(target, artifact, prompts, settings, progress)
+    oracles = oracles or consult(target, artifact, prompts, settings, progress)
     found = Found()
     exact = artifact.precision in SECOND_MODE
     progress("native: exact mode" if exact else "native")
@@ -134,7 +137,7 @@ def parity(target: Target, prompts: Sequence[Prompt], settings: Settings, progre
         found.checks.append(evidence.free_run(native, oracles.paths, settings.pick))
     finally:
         native.close()
-    if exact:
+    if exact and settings.user_mode:
         found.checks += user_mode.checks(target, oracles, artifact, settings.transform, settings.seed, progress)
     judgement = judge(found.checks, found.flips, settings.allow_skip)
     found.place = next((c.reason for c in found.checks if c.id == "free_run" and c.verdict == "fail"), "")

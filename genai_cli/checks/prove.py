@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from genai_cli.checks import checker_mutants, mutants
-from genai_cli.checks.parity import Prompt, Settings, Target, Transform, parity
+from genai_cli.checks import checker_mutants, mutants, preflight
+from genai_cli.checks.parity import Oracles, Prompt, Settings, Target, Transform, consult, parity
 from genai_cli.checks.verdict import judge
 from genai_cli.report.parity import Check, Mutant, ParityReport, Proof
 
@@ -20,16 +20,19 @@ def prove(
     target: Target, prompts: Sequence[Prompt], settings: Settings, clean: ParityReport, progress: Callable[[str], None]
 ) -> ParityReport:
     """The clean report with its proof: engine mutants at the first, middle and last layer, and the checker's own."""
+    artifact = preflight.artifact(target.model_path, target.graph, target.tokenizer_path)
+    quiet = replace(settings, explain=False, save_golden=None, user_mode=False)
+    oracles = consult(target, artifact, prompts, quiet, progress)
     count = len(mutants.attention_nodes(target.graph))
     chosen = sorted({0, count // 2, count - 1}) if count else []
 
     def run(mutant: mutants.EngineMutant, plant: Transform, layer: int | None) -> ParityReport:
         progress(f"mutant: {mutant.id}" + ("" if layer is None else f", layer {layer}"))
-        planted = replace(settings, transform=plant, explain=False, save_golden=None)
-        return parity(target, prompts, replace(planted, pick=mutant.pick) if mutant.pick else planted, lambda _: None)
+        planted = replace(quiet, transform=plant, pick=mutant.pick or settings.pick)
+        return parity(target, prompts, planted, lambda _: None, oracles)
 
     found = [*mutants.prove(target.graph, run, chosen), *checker_mutants.prove()]
-    power = smallest_detectable(target, prompts, settings, progress)
+    power = smallest_detectable(target, prompts, replace(quiet, locate=False), oracles, progress)
     return with_proof(clean, found, power)
 
 
@@ -51,7 +54,7 @@ def with_proof(clean: ParityReport, found: Sequence[Mutant], power: dict[str, fl
 
 
 def smallest_detectable(
-    target: Target, prompts: Sequence[Prompt], settings: Settings, progress: Callable[[str], None]
+    target: Target, prompts: Sequence[Prompt], settings: Settings, oracles: Oracles, progress: Callable[[str], None]
 ) -> dict[str, float]:
     """Power at the limit in use: the smallest relative change of one attention scale that still fails, in decades."""
     nodes = mutants.attention_nodes(target.graph)
@@ -63,7 +66,7 @@ def smallest_detectable(
         plant = mutants.scaled_attention(len(nodes) // 2, size)
         if plant(target.graph) is target.graph:
             return {}
-        report = parity(target, prompts, replace(settings, transform=plant, locate=False), lambda _: None)
+        report = parity(target, prompts, replace(settings, transform=plant), lambda _: None, oracles)
         if report.exit_code != 1:
             break
         smallest = size

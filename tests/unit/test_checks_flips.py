@@ -56,8 +56,8 @@ def test_rule_of_three():
 
 
 def test_bound_is_inconclusive_when_noise_beats_the_ceiling():
-    assert Bound(1e-3, 4, 1e-2).value == 4e-3
-    assert not Bound(1e-3, 4, 1e-2).too_noisy
+    assert Bound(1e-4, 4, 1e-2).value == pytest.approx(16e-4)  # NMSE is a square: 4 amplitudes
+    assert not Bound(1e-4, 4, 1e-2).too_noisy
     assert Bound(3.1e-3, 4, 1e-2).too_noisy
 
 
