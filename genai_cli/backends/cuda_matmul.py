@@ -163,8 +163,9 @@ def _nbits(call: Call) -> list[Launch]:
     m = size(a.shape) // k if k else 0
     if m == 0:
         return []
-    if call.attrs.get("accuracy_level", 0) == 4:
-        return _nbits_int8(call, m, n, k)
+    zeros = call.optional(3)
+    if call.attrs.get("accuracy_level", 0) == 4 and (zeros is None or zeros.dtype == np.uint8):
+        return _nbits_int8(call, m, n, k)  # float zero points keep the activations as they are, as in ORT
     b, scales, zeros, bias = call.input(1), call.input(2), call.optional(3), call.optional(5)
     bits, block, rows = int(call.attrs.get("bits", 4)), int(call.attrs["block_size"]), _rows_at_once(m)
     chunk = min(block, LOAD_BYTES * 8 // bits)

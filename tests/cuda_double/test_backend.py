@@ -179,6 +179,24 @@ def fill_to(step: Step, position: int) -> None:
     step.backend.set_past_len(position)
 
 
+def test_a_stale_graph_is_seen(cuda_backend: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: growth does not make graphs stale. The grid then ends at the old capacity, and newer keys are missed."""
+    honest, stale = Step(cuda_backend(capture=False)), Step(cuda_backend())
+    for step in (honest, stale):
+        fill_to(step, 250)
+        step.token(250)
+        step.token(251)
+
+    def forget(recording: Any) -> None:
+        recording._generation = recording._backend.generation
+
+    monkeypatch.setattr("genai_cli.backends.cuda_recording.CudaRecording._invalidate", forget)
+    for step in (honest, stale):
+        fill_to(step, 300)
+    honest.recording = None
+    assert honest.token(300) != stale.token(300)
+
+
 def test_a_declined_capture_goes_on_eagerly_and_says_why(cuda_backend: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     honest, declined = Step(cuda_backend(capture=False)), Step(cuda_backend())
     launch = declined.backend.device.launch
