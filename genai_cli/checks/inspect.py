@@ -34,10 +34,13 @@ from genai_cli.runners.native import paged_kv_gate as native_gate
 from genai_cli.runners.ort import paged_kv_gate as ort_gate
 
 _BACKENDS = ("cpu", "cuda")
-_PACKED = {  # ops with packed weights: (indices of weights, of scales and the like), bits by attribute
+# op: (inputs that are packed weights, inputs that are weights of no parameter: scales, zero points, rotary tables)
+_WEIGHTS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "MatMulNBits": ((1,), (2, 3, 4)),
     "GatherBlockQuantized": ((0,), (2, 3)),
     "QMoE": ((2, 5, 8), (3, 6, 9, 11, 12, 13)),
+    "GroupQueryAttention": ((), (7, 8, 12, 13)),
+    "RotaryEmbedding": ((), (1, 2, 3)),
 }
 
 
@@ -108,7 +111,7 @@ def _weights(graph: Graph) -> tuple[int, int]:
     per_byte: dict[str, int] = {}
     extras: set[str] = set()
     for node in _all_nodes(graph):
-        packed, beside = _PACKED.get(node.op_type, ((), ()))
+        packed, beside = _WEIGHTS.get(node.op_type, ((), ()))
         per_byte |= dict.fromkeys(_names(node, packed), 8 // int(node.attrs.get("bits", 4)))
         extras |= set(_names(node, beside))
     parameters = num_bytes = 0

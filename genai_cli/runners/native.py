@@ -149,13 +149,7 @@ class NativeRunner:
 
     def supports_paged_kv(self) -> Gate:
         """Whether prefixes can be mirrored and seeded."""
-        if not self.kv_layout.components and not self._engine.plan.io.states:
-            return Gate(False, "the graph has no KV")
-        if not self.kv_layout.components:
-            return Gate(False, "the graph has recurrent state only, and no KV to page")
-        if self._engine.plan.io.states:
-            return Gate(True, "KV in capacity buffers; recurrent state by snapshots at page boundaries")
-        return Gate(True, "KV in capacity buffers [H_kv, capacity, D]")
+        return paged_kv_gate(self._engine.plan.io)
 
     def tap(self, names: Sequence[str], ids: np.ndarray) -> dict[str, np.ndarray]:
         """Feed `ids` once with these intermediate values read out (all logits too); recordings are dropped after."""
@@ -168,6 +162,15 @@ class NativeRunner:
 
     def close(self) -> None:
         """Nothing to free that the garbage collector does not."""
+
+
+def paged_kv_gate(io: DecoderIo) -> Gate:
+    """Whether this decoder's prefixes can be mirrored and seeded here, and by what means."""
+    if not io.kv:
+        return Gate(False, "the graph has recurrent state only, no KV to page" if io.states else "the graph has no KV")
+    if io.states:
+        return Gate(True, "KV in capacity buffers; recurrent state by snapshots at page boundaries")
+    return Gate(True, "KV in capacity buffers [H_kv, capacity, D]")
 
 
 def _embed_width(graph: Graph, io: DecoderIo) -> int:

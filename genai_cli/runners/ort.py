@@ -344,16 +344,21 @@ class OrtRunner:
 
     def supports_paged_kv(self) -> Gate:
         """Whether prefixes can be mirrored and seeded."""
-        if not self._io.kv:
-            return Gate(False, "the graph has no KV to page")
-        place = "static cache" if self._io.kv[0].axes == "BSM" else "growing past"
-        place = "window cache bound at full capacity" if self._windowed else place
-        states = "; recurrent state by snapshots at page boundaries" if self._io.states else ""
-        return Gate(True, f"host KV, {place}{states}")
+        return paged_kv_gate(self._io, self._graph)
 
     def close(self) -> None:
         """Drop the session's buffers."""
         self._kv, self._states, self.taps = {}, {}, {}
+
+
+def paged_kv_gate(io: DecoderIo, graph: Graph) -> Gate:
+    """Whether this decoder's prefixes can be mirrored and seeded here, and by what means."""
+    if not io.kv:
+        return Gate(False, "the graph has no KV to page")
+    place = "static cache" if io.kv[0].axes == "BSM" else "growing past"
+    place = "window cache bound at full capacity" if _windowed(graph) else place
+    states = "; recurrent state by snapshots at page boundaries" if io.states else ""
+    return Gate(True, f"host KV, {place}{states}")
 
 
 def _windowed(graph: Graph) -> set[str]:
