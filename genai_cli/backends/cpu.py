@@ -283,3 +283,9 @@ class CpuBackend:
 def _kv_buffer(num_heads: int, capacity: int, head_dim: int, dtype: np.dtype) -> np.ndarray:
     nbytes = num_heads * capacity * head_dim * dtype.itemsize
     return _aligned(nbytes).view(dtype).reshape(num_heads, capacity, head_dim)
+
+
+def copy_table(table: np.ndarray) -> None:
+    """The native twin of `kv.mirror.copy_rows`: every line of an int64 [k, 9] table (columns as named there)."""
+    for to, source, outer, to_outer, source_outer, inner, to_inner, source_inner, row_bytes in table.tolist():
+        _native.copy_rows(to, to_outer, to_inner, source, source_outer, source_inner, outer, inner, row_bytes)
