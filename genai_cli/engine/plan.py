@@ -98,8 +98,12 @@ def make_plan(graph: Graph, io: DecoderIo, context_len: int | None, backend: str
     settle(internal, lambda names, new, past: draft.evaluate(names, new, past, backend), context_len)
     live = prune(bound, [io.logits, *presents])
     plan = replace(draft, graph=live, nodes=_step_nodes(live, io.logits, presents))
-    sample = trace_abstract(live, io, plan.nodes["all"], 1, min(6, (context_len or 8) - 1), backend, frozenset({io.logits}), embed_width)
-    guards = [node.inputs[0] for node in live.nodes if node.op_type == "If" and _tainted(sample.env.get(node.inputs[0]))]
+    sample = trace_abstract(
+        live, io, plan.nodes["all"], 1, min(6, (context_len or 8) - 1), backend, frozenset({io.logits}), embed_width
+    )
+    guards = [
+        node.inputs[0] for node in live.nodes if node.op_type == "If" and _tainted(sample.env.get(node.inputs[0]))
+    ]
     return replace(plan, guards=guards, host_steps=sample.host_steps, past_dependent=sample.one_shot)
 
 

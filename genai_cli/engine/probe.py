@@ -58,7 +58,9 @@ def _check_length(node: Node, what: str, name: str, values: dict[tuple[int, int]
     for (new, past), value in values.items():
         wanted = _EXPECTED[what](new, past)
         if not isinstance(value, Static):
-            raise GenaiError(f"node `{node.name}`: `{name}` ({what}) depends on data; wanted lengths from shapes and mask")
+            raise GenaiError(
+                f"node `{node.name}`: `{name}` ({what}) depends on data; wanted lengths from shapes and mask"
+            )
         if not (value.array == wanted).all():
             raise GenaiError(
                 f"node `{node.name}`: `{name}` ({what}) is {value.array.reshape(-1)[:4].tolist()} for {new} new tokens"
@@ -103,7 +105,9 @@ def _classify(value: Value, point: tuple[int, int], causal: bool) -> list[Mask]:
     behind = past + np.arange(new)[:, None] - key
     real = key < past + new  # a static cache's mask is as wide as its capacity
     seen = seen & real & ((behind >= 0) | (not causal))
-    return [mask for mask in _candidates(behind, seen, past + new, causal) if (seen == (real & _allows(mask, behind))).all()]
+    return [
+        mask for mask in _candidates(behind, seen, past + new, causal) if (seen == (real & _allows(mask, behind))).all()
+    ]
 
 
 def _allows(mask: Mask, behind: np.ndarray) -> np.ndarray:

@@ -36,7 +36,10 @@ class KvMap:
         key, value = self.by_past.get(_in(node, past_key)), self.by_past.get(_in(node, past_value))
         if key is None or value is None:
             return {}
-        if self.by_present.get(_out(node, present_key)) != key or self.by_present.get(_out(node, present_value)) != value:
+        if (
+            self.by_present.get(_out(node, present_key)) != key
+            or self.by_present.get(_out(node, present_value)) != value
+        ):
             return {}
         return {"key_slot": key, "value_slot": value}
 
@@ -114,7 +117,9 @@ def _multi_head(node: Node, kv: KvMap) -> Node | None:
 
 def _join_static(nodes: list[Node], kv: KvMap) -> list[Node]:
     """TensorScatter into a static cache, then Attention over the whole cache: one internal op on the new rows."""
-    scatters = {node.outputs[0]: node for node in nodes if node.op_type == "TensorScatter" and _in(node, 0) in kv.by_past}
+    scatters = {
+        node.outputs[0]: node for node in nodes if node.op_type == "TensorScatter" and _in(node, 0) in kv.by_past
+    }
     joined: list[Node] = []
     done: set[int] = set()
     for node in nodes:
@@ -134,7 +139,12 @@ def _from_static(node: Node, key: Node, value: Node, kv: KvMap) -> Node | None:
     if not axes_ok or not linear or "q_num_heads" not in node.attrs:
         return None
     slots = {"key_slot": kv.by_past[key.inputs[0]], "value_slot": kv.by_past[value.inputs[0]]}
-    assumes = {"past_len": _in(key, 2), "past_len_of_value": _in(value, 2), "total_len": _in(node, 6), "mask": _in(node, 3)}
+    assumes = {
+        "past_len": _in(key, 2),
+        "past_len_of_value": _in(value, 2),
+        "total_len": _in(node, 6),
+        "mask": _in(node, 3),
+    }
     if not assumes["past_len"] or not assumes["total_len"]:
         return None
     new = _from_onnx(node, key.inputs[1], value.inputs[1], slots, assumes)

@@ -41,7 +41,9 @@ def _kept_narrow(graph: Graph) -> set[str]:
             weight = graph.initializers.get(name)
             if weight is None or weight.dtype not in _NARROW:
                 continue
-            fits = node.domain == "" and (index in _MATMULS.get(node.op_type, ()) or (node.op_type, index) == ("Gather", 0))
+            fits = node.domain == "" and (
+                index in _MATMULS.get(node.op_type, ()) or (node.op_type, index) == ("Gather", 0)
+            )
             (kept if fits else dropped).add(name)
     return kept - dropped
 

@@ -25,7 +25,7 @@ class ExternalFiles:
 
         Raises GenaiError naming the file, the wanted and the found size when the data is missing, short or elsewhere.
         """
-        location = entry.get("location", "")
+        location = str(entry.get("location", ""))  # protobuf gives bytes where a string is not UTF-8
         offset = _whole(entry.get("offset", "0"), tensor, "offset")
         length = _whole(entry["length"], tensor, "length") if "length" in entry else nbytes
         if length != nbytes:

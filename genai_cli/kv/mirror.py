@@ -98,7 +98,7 @@ def rows_view(tensor: np.ndarray, physical: PhysicalLayout, num_heads: int, star
         row = row.transpose(0, 2, 1)  # [H, D, S] -> [H, S, D]
     if row.shape[0] != num_heads or not 0 <= start <= stop <= row.shape[1]:
         raise row_error(f"{num_heads} heads, positions {start}..{stop}", f"{list(tensor.shape)} as {physical}")
-    return row[:, start:stop]
+    return np.asarray(row[:, start:stop])
 
 
 def seed_tensor(

@@ -55,9 +55,7 @@ class Runner(Protocol):
         """Length 0, recurrent state zeroed."""
         ...
 
-    def step(
-        self, ids: np.ndarray, *, embeds: np.ndarray | None = None, logits: LogitsMode = "last"
-    ) -> np.ndarray:
+    def step(self, ids: np.ndarray, *, embeds: np.ndarray | None = None, logits: LogitsMode = "last") -> np.ndarray:
         """Feed T tokens (int64 [T]; `embeds` f32 [T, E] for decoders without input_ids) after `length`.
 
         Returns f32 logits [1, V] ("last"), [T, V] ("all") or [0, V] ("none"). Non-finite logits are returned as

@@ -77,9 +77,7 @@ class NativeRunner:
         """Length 0, states zeroed."""
         self._engine.reset()
 
-    def step(
-        self, ids: np.ndarray, *, embeds: np.ndarray | None = None, logits: LogitsMode = "last"
-    ) -> np.ndarray:
+    def step(self, ids: np.ndarray, *, embeds: np.ndarray | None = None, logits: LogitsMode = "last") -> np.ndarray:
         """Feed T tokens in chunks; f32 logits [1, V], [T, V] or [0, V]."""
         num_new = len(ids) if embeds is None else int(embeds.reshape(-1, embeds.shape[-1]).shape[0])
         self._check_room(num_new)

@@ -91,7 +91,9 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0][:300]
 
 
-def _run(session: ort.InferenceSession, outputs: Sequence[str], feeds: Mapping[str, ort.OrtValue]) -> list[ort.OrtValue]:
+def _run(
+    session: ort.InferenceSession, outputs: Sequence[str], feeds: Mapping[str, ort.OrtValue]
+) -> list[ort.OrtValue]:
     try:
         return list(session.run_with_ort_values(list(outputs), dict(feeds)))
     except Exception as error:  # as above
@@ -112,13 +114,13 @@ def to_numpy(value: ort.OrtValue) -> np.ndarray:
     if dtype is None:
         raise GenaiError(f"ONNX Runtime returned a `{value.data_type()}`, which is not supported")
     if dtype != _BF16:
-        return value.numpy()
+        return np.asarray(value.numpy())
     shape = tuple(value.shape())
     size = int(np.prod(shape, dtype=np.int64))
     if size == 0:
         return np.empty(shape, dtype)
     raw = (ctypes.c_uint16 * size).from_address(value.data_ptr())
-    return np.frombuffer(raw, np.uint16).copy().view(_BF16).reshape(shape)
+    return np.array(raw, np.uint16).view(_BF16).reshape(shape)
 
 
 class OrtComponent:
@@ -292,9 +294,10 @@ class OrtRunner:
 
     def _positions(self, name: str, past_len: int, total: int) -> np.ndarray:
         positions = np.arange(past_len, total).reshape(1, -1)
-        shape = self._input(name).shape or ()
+        shape: tuple[Any, ...] = self._input(name).shape or ()
         if len(shape) == 3:
-            return np.broadcast_to(positions, (shape[0] if isinstance(shape[0], int) else 3, *positions.shape))
+            axes = shape[0] if isinstance(shape[0], int) else 3
+            return np.broadcast_to(positions, (axes, *positions.shape))
         return positions
 
     def kv_rows(self, start: int, stop: int) -> KvRows:
@@ -307,7 +310,7 @@ class OrtRunner:
         full = to_numpy(self._kv[binding.past])
         if binding.axes == "BSM":
             full = full.reshape(1, full.shape[1], binding.num_heads, binding.head_dim).transpose(0, 2, 1, 3)
-        return full[0]
+        return np.asarray(full[0])
 
     def seed(self, rows: KvRows, state: StateSnapshot | None = None) -> None:
         """Replace everything held by `rows` and, for hybrids, `state` at their end."""
