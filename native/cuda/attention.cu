@@ -90,10 +90,20 @@ __device__ inline float bias_of(M value) {
     return widen(value);
 }
 
+// In the order of the elements, however they are loaded.
 template <class KV>
 __device__ inline float dot(const float* query, const KV* key, i64 dim) {
+  constexpr int kVector = 16 / sizeof(KV);
   float total = 0.f;
-  for (i64 i = 0; i < dim; ++i) total += query[i] * widen(key[i]);
+  if (dim % kVector == 0 && reinterpret_cast<u64>(key) % 16 == 0) {
+    for (i64 i = 0; i < dim; i += kVector) {
+      Vector<KV, kVector> part = load<KV, kVector>(key + i);
+#pragma unroll
+      for (int v = 0; v < kVector; ++v) total += query[i + v] * widen(part.value[v]);
+    }
+  } else {
+    for (i64 i = 0; i < dim; ++i) total += query[i] * widen(key[i]);
+  }
   return total;
 }
 

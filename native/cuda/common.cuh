@@ -81,6 +81,17 @@ struct Same<A, A> {
   static constexpr bool value = true;
 };
 
+// N elements in one load; the address must be a multiple of their bytes.
+template <class T, int N>
+struct alignas(sizeof(T) * N) Vector {
+  T value[N];
+};
+
+template <class T, int N>
+__device__ inline Vector<T, N> load(const T* from) {
+  return *reinterpret_cast<const Vector<T, N>*>(from);
+}
+
 __device__ inline i64 thread_index() { return blockIdx.x * static_cast<i64>(blockDim.x) + threadIdx.x; }
 
 // Reductions take an operator with `of(a, b)` and `identity()`.

@@ -3,16 +3,6 @@
 
 constexpr int kWarps = 8;  // K is dealt out to the warps of a block in turn
 
-template <class T, int N>
-struct alignas(sizeof(T) * N) Vector {
-  T value[N];
-};
-
-template <class T, int N>
-__device__ inline Vector<T, N> load(const T* from) {
-  return *reinterpret_cast<const Vector<T, N>*>(from);
-}
-
 // y [M, N] = alpha a b (+ beta c), b [K, N] row by row. One block: 32 * V columns, ROWS rows; a lane holds V columns.
 template <int V, int ROWS, class T>
 __global__ void columns(const T* a, const T* b, const T* c, T* y, i64 m, i64 n, i64 k, i64 a_row, i64 a_step, i64 c_row,
@@ -25,6 +15,7 @@ __global__ void columns(const T* a, const T* b, const T* c, T* y, i64 m, i64 n, 
   y += blockIdx.z * m * n;
   float sums[ROWS][V] = {};
   if (column < n) {
+#pragma unroll 4  // loads in flight: the order of the sums stays
     for (i64 i = warp; i < k; i += kWarps) {
       Vector<T, V> weights = load<T, V>(b + i * n + column);
 #pragma unroll
