@@ -13,6 +13,8 @@ import pytest
 from cuda_double import tiny_decoder
 from genai_cli.backends.cpu import CpuBackend
 from genai_cli.graph.ir import Graph
+from genai_cli.kv.pages import pages_for
+from genai_cli.kv.session import PagedKv
 from genai_cli.runners.native import NativeRunner
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "ops"))
@@ -119,6 +121,27 @@ def test_a_seeded_prefix_goes_on_like_the_original(graph: Graph, cuda_backend: M
     again, warm = greedy(second, 5, PROMPT[-1:])
     assert again == tokens
     assert warm.tobytes() == logits.tobytes()
+
+
+def test_pages_by_dtoh_and_seed_by_htod(graph: Graph, cuda_backend: Make) -> None:
+    """Mirror, publish, reuse: the second conversation feeds only what is new, and says what a cold one says."""
+    runner, cold = (NativeRunner(graph, cuda_backend()) for _ in range(2))
+    kv = PagedKv(runner.kv_layout, page_size=3, num_pages=40)
+    first, second = [*range(11)], [*range(9), 50, 51, 52]
+    with kv.sequence(first) as sequence:
+        runner.step(np.array(first))
+        sequence.mirror(runner.kv_rows, runner.length)
+        sequence.publish(first)
+    counters = runner._backend.device.counters
+    with kv.sequence(second) as sequence:
+        assert sequence.num_cached_tokens == 9  # three pages
+        runner.seed(*sequence.prefix())
+        warm = runner.step(np.array(second[9:]))
+        before = counters.dtoh
+        sequence.mirror(runner.kv_rows, runner.length)
+        assert counters.dtoh == before + 1  # the new rows of all layers in one copy
+    assert warm.tobytes() == cold.step(np.array(second)).tobytes()
+    assert kv.pool.pages_used == pages_for(len(first), 3)
 
 
 def test_the_kv_is_really_read(graph: Graph, cuda_backend: Make) -> None:
