@@ -248,6 +248,8 @@ class CudaDevice:
         self._staging_buffer, self._staging = self._pin(STAGING_BYTES)
         self._staged = 0  # bytes of staging that queued copies may still use
         self._since_wait: list[str] = []
+        self._capturing = False
+        self._freed_in_capture: list[Any] = []
 
     def _pin(self, nbytes: int) -> tuple[Any, np.ndarray]:
         buffer = self._pinned.allocate(nbytes, stream=None)
@@ -277,9 +279,26 @@ class CudaDevice:
 
     def give_back(self, memory: Memory) -> None:
         """Free in stream order; the last reference may die on any thread, which then has no current context."""
+        self.allocated_bytes -= memory.nbytes
+        if self._capturing:
+            self._freed_in_capture.append(memory.buffer)
+            return
         self.core.set_current()
         memory.buffer.close(self.stream)
-        self.allocated_bytes -= memory.nbytes
+
+    @contextmanager
+    def capture(self) -> Iterator[Any]:
+        """A graph builder on the stream. What the garbage collector frees meanwhile is freed afterwards: a free in the
+        captured stream would become part of the graph, and happen at every replay."""
+        builder = self.stream.create_graph_builder()
+        self._capturing = True
+        try:
+            yield builder
+        finally:
+            self._capturing = False
+            freed, self._freed_in_capture = self._freed_in_capture, []
+            for buffer in freed:
+                buffer.close(self.stream)
 
     # -- copies ------------------------------------------------------------------------------------------------------
 

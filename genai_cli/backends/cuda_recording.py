@@ -143,22 +143,25 @@ class CudaRecording:
             return
         for launch in segment.launches:
             self._device.prepare(launch)
-        builder = self._device.stream.create_graph_builder()
         try:
-            builder.begin_building()
-            for launch in segment.launches:
-                self._device.launch(launch, builder)
-            segment.graph = builder.end_building().complete()
+            with self._device.capture() as builder:
+                segment.graph = self._build(builder, segment.launches)
         except GenaiError as error:
-            _abandon(builder)
             segment.declined = True
             declined = Declined(segment.launches[0].name, len(segment.launches), error.message)
             self._backend.captures.declined.append(declined)
             return
-        except BaseException:  # an interrupt must not leave the stream capturing
+        self._backend.captures.captures += 1
+
+    def _build(self, builder: Any, launches: Sequence[Launch]) -> Any:
+        try:
+            builder.begin_building()
+            for launch in launches:
+                self._device.launch(launch, builder)
+            return builder.end_building().complete()
+        except BaseException:  # neither an error nor an interrupt may leave the stream capturing
             _abandon(builder)
             raise
-        self._backend.captures.captures += 1
 
 
 def _abandon(builder: Any) -> None:

@@ -218,6 +218,25 @@ def test_a_declined_capture_goes_on_eagerly_and_says_why(cuda_backend: Make, mon
     assert "CAPTURE" in reason.reason
 
 
+def test_what_is_freed_during_a_capture_is_freed_once(cuda_backend: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The garbage collector may run at any time; a free in the captured stream would happen at every replay."""
+    step, again = Step(cuda_backend()), Step(cuda_backend(capture=False))
+    device = step.backend.device
+    garbage = [step.backend.empty((100,), F32)]
+    launch = device.launch
+
+    def drops(work: Any, builder: Any = None) -> None:
+        launch(work, builder)
+        if builder is not None:
+            garbage.clear()
+
+    monkeypatch.setattr(device, "launch", drops)
+    for position in range(4):
+        assert step.token(position) == again.token(position)
+    assert not garbage
+    assert step.backend.captures.graph_launches == 3
+
+
 def test_an_interrupt_leaves_the_stream_usable(cuda_backend: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     step, again = Step(cuda_backend()), Step(cuda_backend(capture=False))
     assert step.token(0) == again.token(0)
