@@ -91,6 +91,39 @@ def localise(
     return Located(place, layers, [], source)
 
 
+class Locator:
+    """Asks the same question of many inputs: does a prefill of these ids fail, and in which block first."""
+
+    def __init__(
+        self, native: NativeRunner, oracle: Oracle, graph: Graph, layers: Sequence[Layer], limit: float
+    ) -> None:
+        """`layers` are those of the failure as first seen, with their limits; `limit` is that of the logits' NMSE."""
+        io = decoder_io(graph)
+        self._native, self._io, self._limit = native, io, limit
+        self._blocks = blocks(graph, io)
+        self._limits = {block.residual: layer.limit or 0.0 for block, layer in zip(self._blocks, layers, strict=True)}
+        self._oracle = oracle.open(outputs=tuple(self._limits))
+
+    def source(self, ids: np.ndarray) -> int | None:
+        """Layer number of the first failing block (-1: after the last one); None where nothing fails."""
+        self._native.reset()
+        ours = self._native.tap(tuple(self._limits), ids)
+        self._oracle.reset()
+        wanted = self._oracle.step(ids, logits="all")
+        if not _fails(_logits(ours, self._io), wanted, self._limit):
+            return None
+        for block in self._blocks:
+            name = block.residual
+            error = compare.nmse_rows(_rows(ours[name]), _rows(self._oracle.taps[name])).max()
+            if not error <= self._limits[name]:
+                return block.layer
+        return -1
+
+    def close(self) -> None:
+        """Drop the oracle's session."""
+        self._oracle.close()
+
+
 def _tap(scene: Scene, run: Run, limit: float, progress: Progress) -> Tapped | None:
     """Prefill first; where that does not show the failure, prompt at once and every later token tapped."""
     wanted = scene.reference.logits

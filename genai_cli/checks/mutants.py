@@ -83,6 +83,12 @@ def attention_scale(graph: Graph, layer: int, size: float = 0.02) -> Graph | Non
     return _with_attrs(graph, node, scale=scale * (1 + size))
 
 
+def layer_number(graph: Graph, layer: int) -> int:
+    """The number that the graph's KV names give to an attention layer; sparse in hybrids."""
+    bindings = [binding for binding in decoder_io(graph).kv if binding.kind == "key"]
+    return bindings[layer].layer if layer < len(bindings) else layer
+
+
 def head_dim(graph: Graph, layer: int) -> int | None:
     """D of an attention layer, as its KV is bound."""
     bindings = [binding for binding in decoder_io(graph).kv if binding.kind == "key"]
@@ -140,7 +146,7 @@ def causal_off_by_one(graph: Graph, layer: int) -> Graph | None:
     if node.op_type != "GroupQueryAttention":
         return _with_attrs(graph, node, is_causal=0) if node.attrs.get("is_causal") else None
     window = int(node.attrs.get("local_window_size", -1))
-    return _with_attrs(graph, node, local_window_size=window - 1 if window > 1 else 8)
+    return _with_attrs(graph, node, local_window_size=window - 1 if 1 < window <= 16 else 8)
 
 
 def epsilon(graph: Graph, layer: int) -> Graph | None:
@@ -335,9 +341,9 @@ def prove(
     for mutant in ENGINE_MUTANTS:
         for layer in layers if mutant.per_layer else [0]:
             changed = mutant.plant(graph, layer)
-            where = layer if mutant.per_layer else None
+            where = layer_number(graph, layer) if mutant.per_layer else None
             if changed is None:
-                target = f"engine, layer {layer}"
+                target = f"engine, layer {layer_number(graph, layer)}"
                 made.append(
                     Mutant(
                         mutant.id, target, "not-applicable", mutant.expected_check, "", "the graph has no such thing"

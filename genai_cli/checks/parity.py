@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path as FilePath
 from typing import Protocol
@@ -324,6 +324,19 @@ def _report(
         points=found.points,
         elapsed_s=elapsed_s,
     )  # fmt: skip
+
+
+def report_of_checks(
+    target: Target, artifact: preflight.Artifact, checks: list[Check], settings: Settings, elapsed_s: float
+) -> ParityReport:
+    """A report of checks that need no runner of the whole model: the op battery."""
+    judgement = judge(checks, [], settings.allow_skip)
+    floor_of_nothing = Floor([], {}, settings.kappa, cached=False, key="")
+    oracle = Oracles("ort", {"kind": "ort", "version": "one node at a time"}, None, [], [], floor_of_nothing, [], None)
+    native = RunnerInfo("native", __version__, "cpu", (), len(target.graph.nodes), 0, 1)
+    report = _report(target, artifact, oracle, Found(checks=checks), judgement, native, settings, elapsed_s)
+    repro = next((str(check.extra["repro"]) for check in checks if "repro" in check.extra), report.next_command)
+    return replace(report, floor=None, next_command=repro)
 
 
 def next_command(judgement: Judgement, target: Target, kind: str) -> str:

@@ -57,14 +57,21 @@ def open_target(path: Path, place: Place) -> Target:
 def _native_opener(loaded: LoadedDecoder, place: Place):  # type: ignore[no-untyped-def]
     def open_native(*, exact: bool, transform: Transform | None = None) -> NativeRunner:
         return NativeRunner(
-            loaded.graph, place.open_backend(), io=loaded.io, context_len=loaded.context_len, exact=exact, transform=transform
+            loaded.graph,
+            place.open_backend(),
+            io=loaded.io,
+            context_len=loaded.context_len,
+            exact=exact,
+            transform=transform,
         )
 
     return open_native
 
 
 def _ort_opener(loaded: LoadedDecoder, place: Place):  # type: ignore[no-untyped-def]
-    def open_ort(model: bytes | None, *, optimization: Optimization = "all", outputs: tuple[str, ...] = ()) -> OrtRunner:
+    def open_ort(
+        model: bytes | None, *, optimization: Optimization = "all", outputs: tuple[str, ...] = ()
+    ) -> OrtRunner:
         folder = loaded.path.parent
         graph = loaded.graph if model is None else graph_from_bytes(model, folder)
         return OrtRunner(

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from genai_cli.checks import compare, statistics
+from genai_cli.checks.flips import flips_of
 from genai_cli.checks.op_battery import ops_check, quantized_products
-from genai_cli.checks.paths import Run, forced
+from genai_cli.checks.paths import Run, forced, prefilled
 from genai_cli.checks.preflight import Artifact
 from genai_cli.graph.ir import Graph
 from genai_cli.report.parity import Check
@@ -34,6 +35,9 @@ def checks(
     finally:
         native.close()
     made = [_deviation(runs, oracles), _non_finite(runs), _nll(runs, oracles)]
+    if artifact.precision == "q_int8" and oracles.kind == "ort-sharp":
+        progress("oracle: the artifact as it is")
+        made.append(_beside_plain(runs, target, oracles))
     if artifact.precision == "q_int8" and oracles.oracle is not None:
         progress("ops: quantized products on identical inputs")
         results = quantized_products(target.graph, target.open_backend(), target.run_ort, seed)
@@ -52,6 +56,29 @@ def _deviation(runs: list[Run], oracles: Oracles) -> Check:
         "user_mode.deviation", "logits", "info", len(rows.nmse), value=float(rows.nmse.max()),
         limit_source="printed, not gated: rounding policy, not fault",
         extra={"max_abs": float(rows.max_abs.max()), "flips": flips, "oracle": oracles.kind},
+    )  # fmt: skip
+
+
+def _beside_plain(runs: list[Run], target: Target, oracles: Oracles) -> Check:
+    """The artifact on ORT as it is, which rounds activations too; the sharp oracle is the arbiter of every flip."""
+    runner = target.open_ort(None)
+    try:
+        plain = [prefilled(runner, path) for path in oracles.paths]
+    finally:
+        runner.close()
+    wins = {"native": 0, "oracle": 0, "neither": 0}
+    for run, other, sharp, path in zip(runs, plain, oracles.references, oracles.paths, strict=True):
+        for flip in flips_of(run.logits, other.logits, 0.0, 0.0, input_id=path.id, arbiter=sharp.logits):
+            wins[flip.arbiter] += 1
+    rows = compare.row_metrics(np.concatenate([r.logits for r in runs]), np.concatenate([r.logits for r in plain]))
+    own = compare.row_metrics(np.concatenate([r.logits for r in plain]), _rows(runs, oracles)[1])
+    extra = {
+        "oracle": "ort", "flips": len(rows.flips), "ort_flips_itself": len(own.flips), "arbiter": wins,
+        "sign_test_p": statistics.sign_test(wins["native"], wins["oracle"]), "max_abs": float(rows.max_abs.max()),
+    }  # fmt: skip
+    return Check(
+        "user_mode.plain", "logits", "info", len(rows.nmse), value=float(rows.nmse.max()),
+        limit_source="printed, not gated: ORT flips its own tokens with int8 activations", extra=extra,
     )  # fmt: skip
 
 

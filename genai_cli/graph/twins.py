@@ -94,16 +94,17 @@ class Twin:
         """The values of a weight; a view of the file where possible."""
         return initializer(self._tensor(name), ExternalFiles(self.folder)).array()
 
-    def nudge_value(self, name: str, column: int, width: int, dtype: np.dtype) -> Twin:
-        """Multiply column `column` of value `name` [..., width] by 1 + one ulp, for everyone who reads it."""
+    def nudge_value(self, name: str, width: int, dtype: np.dtype, seed: int) -> Twin:
+        """Multiply every column of value `name` [..., width] by 1 or 1 + one ulp, drawn by `seed`, for all readers."""
         ones = np.ones(width, dtype)
-        ones.view(np.dtype(f"u{dtype.itemsize}"))[column] += 1
+        raised = np.random.default_rng(seed).integers(0, 2, width)
+        ones.view(np.dtype(f"u{dtype.itemsize}"))[:] += raised.astype(f"u{dtype.itemsize}")
         factor, moved = f"{name}/nudge", f"{name}/nudged"
         self._rewire(name, moved)
         self.graph.initializer.append(_tensor_proto(ones, factor))
         position = self._after(name)
         self.graph.node.insert(position, helper.make_node("Mul", [name, factor], [moved], name=moved))
-        self.changes.append(f"1 ulp on column {column} of {name}")
+        self.changes.append(f"1 ulp on half the columns of {name}")
         return self
 
     def splice(self, values: Mapping[str, np.ndarray]) -> Twin:

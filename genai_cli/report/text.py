@@ -41,7 +41,8 @@ def _oracle_name(oracle: dict[str, object]) -> str:
 def _tokens(report: ParityReport) -> str:
     check = find(report, "tokens")
     if check is None:
-        return "0 tokens"
+        ops = find(report, "ops")
+        return f"{ops.compared} ops" if ops else "0 tokens"
     bound = float(check.extra.get("mismatch_rate_below", 1.0)) * 100
     matched = f"{check.extra.get('matched', 0)}/{check.compared} tokens, {check.decisive} decisive"
     return f"{matched} (true mismatch rate < {bound:.2g} %, 95 %)"
@@ -94,7 +95,7 @@ def _check_lines(report: ParityReport) -> list[str]:
             )
         elif check.verdict in ("fail", "inconclusive", "unproven", "skipped") and check.reason:
             made.append(f"{check.id}: {check.reason}")
-        elif check.id in ("user_mode.deviation", "statistics.nll"):
+        elif check.id in ("user_mode.deviation", "user_mode.plain", "statistics.nll"):
             made.append(_user_mode_line(check))
     return made
 
@@ -105,6 +106,13 @@ def _user_mode_line(check: Check) -> str:
         return (
             f"as run  worst NMSE {number(check.value)}, {flips} of {check.compared} tokens flip against"
             f" {check.extra.get('oracle')} (printed, not gated: rounding policy)"
+        )
+    if check.id == "user_mode.plain":
+        sides = check.extra.get("arbiter", {})
+        return (
+            f"as run  {check.extra.get('flips')} of {check.compared} tokens flip against ORT as it is, which flips"
+            f" {check.extra.get('ort_flips_itself')} of its own; the sharp oracle sides {sides.get('native')} :"
+            f" {sides.get('oracle')}"
         )
     mean, se = check.extra.get("mean"), check.extra.get("se")
     return (

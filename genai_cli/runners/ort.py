@@ -102,7 +102,7 @@ def _run(
 
 def to_ort(array: np.ndarray) -> ort.OrtValue:
     """An OrtValue over a copy-free contiguous array; bf16 travels as its bits."""
-    array = np.ascontiguousarray(array)
+    array = np.ascontiguousarray(array).reshape(array.shape)  # a scalar stays one
     if array.dtype == _BF16:
         return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), _ONNX_BF16)
     return ort.OrtValue.ortvalue_from_numpy(array)
@@ -120,7 +120,7 @@ def to_numpy(value: ort.OrtValue) -> np.ndarray:
     if size == 0:
         return np.empty(shape, dtype)
     raw = (ctypes.c_uint16 * size).from_address(value.data_ptr())
-    return np.array(raw, np.uint16).view(_BF16).reshape(shape)
+    return np.asarray(np.array(raw, np.uint16).view(_BF16).reshape(shape))
 
 
 class OrtComponent:

@@ -1,0 +1,205 @@
+"""One `genai parity` request on one model: prompts, parity, proof, bundle, ops, speed. Returns the report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from genai_cli.checks import bundle as bundles
+from genai_cli.checks import preflight
+from genai_cli.checks.layers import Locator
+from genai_cli.checks.limits import ceiling
+from genai_cli.checks.minimise import Minimised, minimise
+from genai_cli.checks.ops_run import ops_checks
+from genai_cli.checks.oracles import Oracle
+from genai_cli.checks.parity import SECOND_MODE, Prompt, Settings, Target, first_maximum, parity, report_of_checks
+from genai_cli.checks.prove import prove
+from genai_cli.checks.target import Place, open_target
+from genai_cli.errors import ExitCode, GenaiError
+from genai_cli.package.open import open_package
+from genai_cli.package.prompts import open_tokenizer
+from genai_cli.report.parity import Check, ParityReport
+from genai_cli.runners.base import Runner
+
+Progress = Callable[[str], None]
+DEFAULT_TEXT = (
+    "The capital of France is Paris. It lies on the river Seine, and for many centuries it has been the centre of the"
+    " country's trade, government, painting and music. Visitors come to see its museums, bridges and gardens, and to eat"
+    " well in one of several thousand restaurants, bakeries and cafes in every quarter of the old town."
+)
+DEFAULT_TOKENS = 64  # of the text above, or random ids where there is no tokenizer
+PERF_ROUNDS = 4  # native, ort, ort, native, …
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for, beside `Settings`."""
+
+    texts: tuple[str, ...] = ()
+    ids: tuple[int, ...] = ()
+    prove: bool = False
+    ops: bool = False
+    perf: bool = False
+    bundle: Path | None = None
+
+
+def run(model: Path, request: Request, settings: Settings, place: Place, progress: Progress) -> ParityReport:
+    """Parity of one model, or of a bundle written before."""
+    if (model / bundles.NAME).is_file():
+        return rerun(bundles.read(model), settings, place, progress)
+    target = open_target(model, place)
+    prompts, checks = prompts_of(model, target, request, settings.seed)
+    if request.ops:
+        return _ops(target, prompts[0], settings, progress)
+    report = parity(target, prompts, settings, progress)
+    report = replace(report, checks=[*checks, *report.checks])
+    if request.prove and report.exit_code == ExitCode.OK:
+        report = prove(target, prompts, settings, report, progress)
+    if request.perf:
+        report = replace(report, perf=perf(target, prompts[0], settings, report))
+    if request.bundle is not None and report.exit_code == ExitCode.DIFFERENT:
+        report = bundled(target, prompts, settings, report, request.bundle, progress)
+    return report
+
+
+def rerun(bundle: bundles.Bundle, settings: Settings, place: Place, progress: Progress) -> ParityReport:
+    """What a bundle recorded, again."""
+    target = open_target(_package_of(Path(bundle.model)), place)
+    bundles.check_model(bundle, target.model_path)
+    again = replace(settings, steps=bundle.steps, oracle=bundle.oracle, seed=bundle.seed)
+    return parity(target, [Prompt("bundle", np.array(bundle.ids, np.int64))], again, progress)
+
+
+def _package_of(model: Path) -> Path:
+    """The folder of the model file, or of the `onnx/` folder it lies in."""
+    folder = model.parent
+    return folder.parent if folder.name == "onnx" else folder
+
+
+def prompts_of(model: Path, target: Target, request: Request, seed: int) -> tuple[list[Prompt], list[Check]]:
+    """Ids of every input, and the tokenizer's own check where text was tokenized."""
+    if request.ids:
+        return [Prompt("0", np.array(request.ids, np.int64))], []
+    package = open_package(model)
+    if package.tokenizer is None and not request.texts:
+        vocab = package.vocab_size or 256
+        return [Prompt("random", np.random.default_rng(seed).integers(0, vocab, DEFAULT_TOKENS))], []
+    tokenizer = open_tokenizer(package)
+    texts = request.texts or (DEFAULT_TEXT,)
+    encoded = [tokenizer.encode(text, add_special_tokens=True) for text in texts]
+    limit = None if request.texts else DEFAULT_TOKENS
+    prompts = [Prompt(str(i), np.array(ids[:limit], np.int64)) for i, ids in enumerate(encoded)]
+    return prompts, [tokenizer_check(texts, encoded, tokenizer.decode)]
+
+
+def tokenizer_check(
+    texts: Sequence[str], encoded: Sequence[Sequence[int]], decode: Callable[[Sequence[int]], str]
+) -> Check:
+    """Text -> ids -> text. A tokenizer that normalises is no difference between engines, so this only informs."""
+    changed = [
+        i for i, (text, ids) in enumerate(zip(texts, encoded, strict=True)) if decode(ids).strip() != text.strip()
+    ]
+    return Check(
+        "tokenizer", "preflight", "info", sum(map(len, encoded)), value=float(len(changed)), limit=0.0,
+        limit_source="both sides get the same ids", reason=f"prompts {changed} change in a round trip" if changed else "",
+    )  # fmt: skip
+
+
+def _ops(target: Target, prompt: Prompt, settings: Settings, progress: Progress) -> ParityReport:
+    started = time.monotonic()
+    artifact = preflight.artifact(target.model_path, target.graph, target.tokenizer_path)
+    checks = ops_checks(target, artifact, prompt, settings, progress)
+    return report_of_checks(target, artifact, checks, settings, time.monotonic() - started)
+
+
+# -- a failure, made small ------------------------------------------------------------------------------------------------
+
+
+def bundled(
+    target: Target,
+    prompts: Sequence[Prompt],
+    settings: Settings,
+    report: ParityReport,
+    folder: Path,
+    progress: Progress,
+) -> ParityReport:
+    """The shortest prompt with the same failure at the same layer, written as a bundle that was seen to fail again."""
+    prompt = _failing_prompt(prompts, report)
+    small = shortest(target, prompt, settings, report, progress)
+    ids, steps = (small.ids, 1) if small else (prompt.ids.tolist(), settings.steps)
+    made = bundles.bundle_of(report, target.model_path, ids, steps, len(prompt.ids))
+
+    def again(bundle: bundles.Bundle) -> ParityReport:
+        shorter = replace(settings, steps=bundle.steps, oracle=bundle.oracle, explain=False)
+        return parity(target, [Prompt("bundle", np.array(bundle.ids, np.int64))], shorter, progress)
+
+    path = bundles.write(folder, made, report, again)
+    facts = {"path": str(path), "reverified": True, "tokens": len(ids), "of": len(prompt.ids)}
+    return replace(report, bundle=facts, next_command=f"genai parity {folder} --explain")
+
+
+def _failing_prompt(prompts: Sequence[Prompt], report: ParityReport) -> Prompt:
+    failed = next((c for c in report.checks if c.verdict == "fail" and "input" in c.worst), None)
+    wanted = failed.worst["input"] if failed else prompts[0].id
+    return next(prompt for prompt in prompts if prompt.id == wanted)
+
+
+def shortest(
+    target: Target, prompt: Prompt, settings: Settings, report: ParityReport, progress: Progress
+) -> Minimised | None:
+    """ddmin over the prompt; None where the failure does not show in a prefill of it, or has no layer."""
+    kind = report.sides["oracle"]["kind"]
+    limit = next((c.limit for c in report.checks if c.id == "logits.nmse"), None)
+    if not report.layers or limit is None or kind == "golden":
+        return None
+    oracle = Oracle(kind, target.model_path, target.open_ort)
+    exact = report.artifact["precision"] in SECOND_MODE
+    native = target.open_native(exact=exact, transform=settings.transform)
+    locator = Locator(native, oracle, target.graph, report.layers, min(limit, ceiling("f32").nmse or limit))
+    try:
+        wanted = locator.source(prompt.ids)
+        if wanted is None:
+            return None
+        progress("minimise")
+        return minimise(prompt.ids.tolist(), lambda ids: locator.source(np.array(ids, np.int64)) == wanted)
+    finally:
+        locator.close()
+        native.close()
+
+
+# -- speed ---------------------------------------------------------------------------------------------------------------
+
+
+def perf(target: Target, prompt: Prompt, settings: Settings, report: ParityReport) -> dict[str, object]:
+    """Decode steps a second of both engines, alternating native, ort, ort, native; no ratio unless parity passed."""
+    sides: dict[str, Runner] = {"native": target.open_native(exact=False), "ort": target.open_ort(None)}
+    order = [name for pair in range(PERF_ROUNDS // 2) for name in ("native", "ort", "ort", "native")]
+    rates: dict[str, list[float]] = {"native": [], "ort": []}
+    for name in order:
+        rates[name].append(_rate(sides[name], prompt, min(settings.steps, 32)))
+    for runner in sides.values():
+        runner.close()
+    made: dict[str, object] = {"order": order, "unit": "tok/s", "what": "decode, greedy, one sequence"}
+    for name, values in rates.items():
+        made[name] = {"median": float(np.median(values)), "range": [min(values), max(values)]}
+    if report.exit_code == ExitCode.OK:
+        made["ratio"] = float(np.median(rates["native"]) / np.median(rates["ort"]))
+    else:
+        made["ratio"] = None
+        made["why_no_ratio"] = f"parity says {report.verdict}"
+    return made
+
+
+def _rate(runner: Runner, prompt: Prompt, steps: int) -> float:
+    if steps < 1:
+        raise GenaiError("--perf needs at least one decode step", hint="--steps 32")
+    runner.reset()
+    row = runner.step(prompt.ids)
+    started = time.perf_counter()
+    for _ in range(steps):
+        row = runner.step(np.array([first_maximum(row[0])], np.int64))
+    return steps / (time.perf_counter() - started)
