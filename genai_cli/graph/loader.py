@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,17 @@ def read_model(path: Path) -> onnx.ModelProto:
         raise GenaiError(f"`{path}` ({len(raw)} bytes) is not an ONNX model", hint="export it again") from None
     if not model.graph.node:
         raise GenaiError(f"`{path}` ({len(raw)} bytes) holds no graph", hint="export it again")
+    if any(isinstance(name, bytes) for name in _names(model.graph)):  # what protobuf makes of broken UTF-8
+        raise GenaiError(f"`{path}` holds names that are not UTF-8; the file is damaged", hint="export it again")
     return model
+
+
+def _names(graph: onnx.GraphProto) -> Iterator[str | bytes]:
+    yield from (value.name for value in [*graph.input, *graph.output, *graph.value_info])
+    yield from (tensor.name for tensor in graph.initializer)
+    for node in graph.node:
+        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+        yield from (attr.name for attr in node.attribute)
 
 
 def load_graph(path: Path) -> Graph:
@@ -121,7 +131,8 @@ def initializer(proto: onnx.TensorProto, files: ExternalFiles) -> Initializer:
     """A weight whose bytes are checked now and viewed later."""
     dtype = DTYPES.get(proto.data_type)
     if dtype is None:
-        kind = onnx.TensorProto.DataType.Name(proto.data_type)
+        names = {number: name for name, number in onnx.TensorProto.DataType.items()}
+        kind = names.get(proto.data_type, f"number {proto.data_type}")
         raise GenaiError(f"weight `{proto.name}` has the type {kind}, which is not supported")
     shape = tuple(proto.dims)
     if any(dim < 0 for dim in shape):

@@ -16,6 +16,7 @@ from genai_cli.errors import GenaiError
 KeyPath = tuple[str | int, ...]
 MAX_BYTES = 64 << 20  # the largest tokenizers have 30 MB; a config is never larger
 LFS_MAGIC = "version https://git-lfs"
+MISSING = object()
 _SHOWN = 40  # characters of a bad value that an error repeats
 _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|\n|[^\s{}\[\],:"]+', re.DOTALL)
 
@@ -65,6 +66,8 @@ class Document:
     def _peek(self, keys: KeyPath) -> Any:
         value: Any = self.data
         for key in keys:
+            if isinstance(value, Mapping) and key not in value:
+                return MISSING
             value = value[key]
         return value
 
@@ -124,6 +127,8 @@ class Document:
 
 def describe(value: Any) -> str:
     """A JSON value for an error message, cut short."""
+    if value is MISSING:
+        return "missing"
     if isinstance(value, Mapping):
         return "an object"
     if isinstance(value, list) and not value:

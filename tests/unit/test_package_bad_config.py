@@ -174,6 +174,7 @@ def test_a_long_wrong_value_is_cut(tmp_path: Path) -> None:
         ("model: !!python/object/apply:os.system [true]\n", "not YAML"),
         ("[" * 100_000, "nested too deep"),
         ("model:\n  io:\n    kv_inputs: [a, b]\n    kv_outputs: [c]\n", "`model.io.kv_outputs` is"),
+        ("model:\n  io:\n    kv_inputs: [a]\n", "line 2: `model.io.kv_outputs` is missing; wanted 1 names"),
         ("model:\n  io:\n    state_pairs:\n    - input: a\n", "wanted a mapping with `input` and `output`"),
     ],
 )

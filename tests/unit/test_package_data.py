@@ -131,3 +131,17 @@ def test_a_model_cut_short(folder: Path) -> None:
     size = (folder / "model.onnx").stat().st_size
     os.truncate(folder / "model.onnx", size // 2)
     assert "model.onnx`" in refused(folder)
+
+
+@pytest.mark.parametrize("old", [b"logits", b"MatMul", b"model.onnx.data"])
+def test_names_that_are_not_utf8(folder: Path, old: bytes) -> None:
+    raw = (folder / "model.onnx").read_bytes()
+    (folder / "model.onnx").write_bytes(raw.replace(old, b"\xff" * len(old), 1))
+    refused(folder)
+
+
+def test_an_unknown_weight_type(folder: Path) -> None:
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    model.graph.initializer[0].data_type = 99
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    assert "has the type number 99, which is not supported" in refused(folder)
