@@ -15,6 +15,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from genai_cli.backends.cuda_device import CudaOptions
+from genai_cli.backends.open import device_index, open_backend
 from genai_cli.errors import ExitCode, GenaiError
 
 Make = Callable[..., Any]
@@ -405,3 +407,22 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(dtype: Any, cuda_backe
     np.testing.assert_array_equal(whole[:3], product(a[:3]))
     wide = a.astype(np.float32) @ b.astype(np.float32)
     np.testing.assert_allclose(whole.astype(np.float32), wide, rtol=1.6e-2, atol=2e-2)  # bf16, as in ops/tolerance.py
+
+
+@pytest.mark.parametrize(("device", "index"), [("cpu", None), ("cuda", 0), ("cuda:3", 3)])
+def test_device_names(device: str, index: int | None) -> None:
+    assert device_index(device) == index
+
+
+@pytest.mark.parametrize("device", ["cuda:", "cuda:-1", "cuda:x", "gpu", "", "cpu:0"])
+def test_other_device_names_are_refused(device: str) -> None:
+    with pytest.raises(GenaiError, match="wanted `cpu`, `cuda` or `cuda:N`"):
+        open_backend(device)
+
+
+def test_a_name_opens_its_own_backend(cuda_driver: Any) -> None:
+    options = CudaOptions(code_type=cuda_driver.code_type, cache_dir=cuda_driver.cache_dir)
+    assert open_backend("cuda:0", cuda=options).name == "cuda"
+    assert open_backend("cpu", threads=1).name == "cpu"
+    with pytest.raises(GenaiError, match="`cuda:7` was asked for"):
+        open_backend("cuda:7", cuda=options)
