@@ -22,6 +22,7 @@ from genai_cli.errors import ExitCode, GenaiError
 
 STAGING_BYTES = 16 << 20  # pinned; larger copies go through it piece by piece
 STAGING_ALIGNMENT = 64
+FAULT_BASE = 1 << 62  # kernels store it plus the offending value; 0 is no fault
 DEFAULT_SHARED = 48 << 10  # bytes of dynamic shared memory a kernel may use unasked
 CodeType = Literal["cubin", "ptx"]
 
@@ -375,7 +376,7 @@ class CudaDevice:
         if self._fault[0]:
             code = int(self._fault[0])
             self._fault[0] = 0
-            raise GenaiError(f"kernel `Gather`: index `{code - (1 << 62)}` is outside its dimension")
+            raise GenaiError(f"index or position `{code - FAULT_BASE}` is outside its table")
 
     @contextmanager
     def _naming(self, kernel: str | None) -> Iterator[None]:

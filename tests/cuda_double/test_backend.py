@@ -259,7 +259,7 @@ def test_an_index_outside_is_told_after_the_step(cuda_backend: Make) -> None:
     backend = cuda_backend()
     table, y = backend.constant(np.zeros((4, 2), np.float32)), backend.empty((1, 2), F32)
     backend.record().call("Gather", [table, backend.constant(np.array([9]))], [y], {"axis": 0})
-    with pytest.raises(GenaiError, match="index `9`"):
+    with pytest.raises(GenaiError, match="index or position `9`"):
         backend.synchronize()
     backend.synchronize()
 
@@ -337,6 +337,15 @@ def test_a_device_that_cannot_be_used(index: int, environment: dict[str, str], s
     assert code == ExitCode.CANNOT
     assert said in message
     assert "\n" not in message
+
+
+def test_the_gpu_report_fails_without_a_device(double: Any) -> None:
+    script = Path(__file__).resolve().parents[2] / "scripts" / "gpu_report.py"
+    environment = {**os.environ, "LD_LIBRARY_PATH": ""}
+    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == ExitCode.CANNOT
+    assert "no CUDA driver" in done.stderr
+    assert done.stdout == ""
 
 
 def test_a_cache_that_cannot_be_written_is_only_a_note(tmp_path: Path, cuda_backend: Make) -> None:
