@@ -11,6 +11,7 @@ import pytest
 
 from genai_cli.checks.inspect import inspect_model
 from genai_cli.report.inspect import Inspection, KvGroup
+from genai_cli.report.inspect_text import amount, lines, spans
 from genai_cli.report.json import dumps
 
 PACKAGES = Path(__file__).parents[2] / "fixtures" / "packages"
@@ -101,3 +102,23 @@ def test_an_op_that_nobody_knows_is_a_finding_not_an_error(tmp_path: Path) -> No
     assert (unknown.count, unknown.supported) == (3, False)
     assert [native.supported for native in found.native] == [False, False]
     assert all("`Sigmoidish` x 3" in native.reason for native in found.native)
+
+
+def test_as_text() -> None:
+    text = "\n".join(lines(look("gemma2-fp32-cpu")))
+    assert "onnxruntime-genai package, gemma2" in text
+    assert "  KV            layers 0, 2: 2 heads x 16, float32 [B, H_kv, S, D], 512 bytes a token, window 64\n" in text
+    assert "  KV            layer 1: 2 heads x 16, float32 [B, H_kv, S, D], 256 bytes a token\n" in text
+    assert "past_key_values.0.key float32 [batch_size, 2, past_sliding_length, kv_cache_dim] and 5 like it" in text
+    assert "and 7 more types" in text
+    everything = "\n".join(lines(look("gemma2-fp32-cpu"), all_ops=True))
+    assert "more types" not in everything
+    assert "Tanh 1" in everything
+    assert "  warning       the config declares a sliding window of 64" in "\n".join(lines(look("mistral-fp32-cpu")))
+
+
+def test_numbers_as_text() -> None:
+    assert [amount(number) for number in (0, 999, 1000, 134_515_008, 2_000_000_000)] == [
+        "0 ", "999 ", "1 k", "135 M", "2 G"
+    ]  # fmt: skip
+    assert [spans(layers) for layers in ((), (3,), (0, 1, 2), (0, 2, 3, 7))] == ["", "3", "0-2", "0, 2-3, 7"]
