@@ -84,6 +84,7 @@ class CudaBackend:
         self._state = Memory(self.device, 8 * (1 + 2 * MAX_SLOTS))
         self.state_address = self._state.address
         self._read_out: _ReadOut | None = None
+        self._scratch: list[Memory] = []
         self._upload_state()
 
     # -- tensors -----------------------------------------------------------------------------------------------------
@@ -128,6 +129,14 @@ class CudaBackend:
     def record(self) -> CudaRecording:
         """A new recording."""
         return CudaRecording(self)
+
+    def scratch(self, index: int, nbytes: int) -> Memory:
+        """Working memory shared by all kernel calls, which run one after another; a larger request replaces a piece."""
+        while len(self._scratch) <= index:
+            self._scratch.append(Memory(self.device, 0))
+        if self._scratch[index].nbytes < nbytes:
+            self._scratch[index] = Memory(self.device, nbytes)
+        return self._scratch[index]
 
     def touch(self) -> None:
         """Something ran: rows read out before are no longer the present."""

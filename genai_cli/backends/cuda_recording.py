@@ -60,7 +60,8 @@ class CudaRecording:
         self._backend, self._device = backend, backend.device
         self._segments: list[Segment | Callable[[], None]] = []
         self._kept: list[Tensor | None] = []  # memory lives as long as the launches that hold its address
-        self._scratch: list[Memory] = []
+        self._scratch: dict[int, Memory] = {}  # by address; kept for the launches that hold it
+        self._requests = 0  # scratch asked for by the call being planned
         self._generation = backend.generation
         backend.captures.warm_ups += 1
 
@@ -71,7 +72,7 @@ class CudaRecording:
         if kernel not in TABLE:
             raise GenaiError(f"kernel `{kernel}` does not exist on `cuda`")
         call = Call(kernel, inputs, outputs, attrs, self._backend, self._take_scratch, self._device.fault_address)
-        launches = TABLE[kernel](call)
+        launches = self._plan(call)
         for launch in launches:
             self._device.launch(launch)
         segment = self._open_segment()
@@ -103,9 +104,15 @@ class CudaRecording:
         counters.eager_replays += eager
         self._backend.touch()
 
+    def _plan(self, call: Call) -> list[Launch]:
+        self._requests = 0
+        return TABLE[call.kernel](call)
+
     def _take_scratch(self, nbytes: int) -> int:
-        memory = Memory(self._device, nbytes)
-        self._scratch.append(memory)
+        """The call's next piece of scratch. Calls run one after another, so all of them share the same pieces."""
+        memory = self._backend.scratch(self._requests, nbytes)
+        self._requests += 1
+        self._scratch[memory.address] = memory
         return memory.address
 
     def _open_segment(self) -> Segment:
@@ -120,7 +127,7 @@ class CudaRecording:
         self._scratch.clear()
         for segment in self._segments:
             if isinstance(segment, Segment):
-                segment.launches = [launch for call in segment.calls for launch in TABLE[call.kernel](call)]
+                segment.launches = [launch for call in segment.calls for launch in self._plan(call)]
                 segment.graph, segment.declined = None, False
         self._generation = self._backend.generation
         self._backend.captures.invalidations += 1
