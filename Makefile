@@ -42,7 +42,7 @@ asan: $(STAMP)  ## op tests on an address- and undefined-behaviour-sanitized bui
 fixtures: $(STAMP)
 	$(BIN)/python scripts/make_fixtures.py
 
-models/smollm2-135m-%/genai_config.json: scripts/make_demo_model.py | $(STAMP)
+models/smollm2-135m-%/genai_config.json: scripts/make_demo_model.py scripts/gguf_source.py | $(STAMP)
 	$(BIN)/python scripts/make_demo_model.py --precision $*
 	@touch $@
 

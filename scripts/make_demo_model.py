@@ -19,14 +19,14 @@ import shutil
 import sys
 import tempfile
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import gguf
+import gguf_source
 import ml_dtypes
 import numpy as np
 import onnx
+from gguf_source import Source, special_ids, tokenizer_config, tokenizer_json
 from onnx import TensorProto, helper
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,39 +40,6 @@ FLOATS: dict[str, tuple[int, np.dtype]] = {
 BLOCK = 32  # weights that share one scale
 PAGE = 4096  # alignment of big tensors in the data file
 LINE = 64  # and of small ones
-CONTROL, USER_DEFINED = 3, 4  # gguf.TokenType
-
-
-class Source:
-    """The GGUF file: metadata, and weights as float32 in Hugging Face's row order."""
-
-    def __init__(self, path: Path) -> None:
-        self._reader = gguf.GGUFReader(str(path))
-        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """A metadata value; `{arch}` in the key is the architecture."""
-        field = self._reader.get_field(key.format(arch=self.arch) if "{" in key else key)
-        if field is None and default is None:
-            raise SystemExit(f"make_demo_model: the GGUF file has no `{key}`")
-        return default if field is None else field.contents()
-
-    @cached_property
-    def arch(self) -> str:
-        """`llama`: the only layer layout this script writes."""
-        arch = str(self._reader.get_field("general.architecture").contents())
-        if arch != "llama":
-            raise SystemExit(f"make_demo_model: architecture `{arch}` found, `llama` wanted")
-        return arch
-
-    def weight(self, name: str) -> np.ndarray:
-        """f32 [N, K] (or [E])."""
-        tensor = self._tensors[name]
-        return np.ascontiguousarray(gguf.quants.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
-
-    def has(self, name: str) -> bool:
-        """Whether there is such a weight."""
-        return name in self._tensors
 
 
 @dataclass(frozen=True)
@@ -363,64 +330,6 @@ class Decoder:
         return helper.make_model(graph, opset_imports=opsets, ir_version=10, producer_name="genai make_demo_model")
 
 
-def tokenizer_json(source: Source) -> dict[str, Any]:
-    """Hugging Face's tokenizer.json: byte-level BPE. Pre-tokenizer `smollm` = single digits, then GPT-2."""
-    model, pre = source.get("tokenizer.ggml.model"), source.get("tokenizer.ggml.pre")
-    if (model, pre) != ("gpt2", "smollm"):
-        raise SystemExit(
-            f"make_demo_model: tokenizer `{model}` with pre-tokenizer `{pre}`: only gpt2 / smollm is known"
-        )
-    tokens, types = source.get("tokenizer.ggml.tokens"), source.get("tokenizer.ggml.token_type")
-    byte_level = {"add_prefix_space": bool(source.get("tokenizer.ggml.add_space_prefix", False)), "trim_offsets": True}
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    added = [
-        {"id": index, "content": token, **flags, "special": kind == CONTROL}
-        for index, (token, kind) in enumerate(zip(tokens, types, strict=True))
-        if kind in (CONTROL, USER_DEFINED)
-    ]
-    bpe = {
-        "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-        "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
-        "vocab": {token: index for index, token in enumerate(tokens)},
-        "merges": [merge.split(" ") for merge in source.get("tokenizer.ggml.merges")],
-    }  # fmt: skip
-    return {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": None,
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [
-                {"type": "Digits", "individual_digits": True},
-                {"type": "ByteLevel", **byte_level, "use_regex": True},
-            ],
-        },
-        "post_processor": None,
-        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": bpe,
-    }  # fmt: skip
-
-
-def special_ids(source: Source) -> dict[str, int]:
-    """bos, eos and pad ids."""
-    names = {"bos": "bos", "eos": "eos", "pad": "padding"}
-    return {f"{short}_token_id": int(source.get(f"tokenizer.ggml.{long}_token_id")) for short, long in names.items()}
-
-
-def tokenizer_config(source: Source, geo: Geometry) -> dict[str, Any]:
-    """What Hugging Face's loader reads beside tokenizer.json."""
-    tokens = source.get("tokenizer.ggml.tokens")
-    named = {key.removesuffix("_id"): tokens[value] for key, value in special_ids(source).items()}
-    unk = tokens[int(source.get("tokenizer.ggml.unknown_token_id"))]
-    return {
-        "add_prefix_space": bool(source.get("tokenizer.ggml.add_space_prefix", False)),
-        "add_bos_token": bool(source.get("tokenizer.ggml.add_bos_token", False)),
-        **named,
-        "unk_token": unk,
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": geo.context,
-        "tokenizer_class": "GPT2Tokenizer",
-    }
-
-
 def genai_config(source: Source, geo: Geometry) -> dict[str, Any]:
     """onnxruntime-genai's config, greedy by default."""
     decoder = {
@@ -462,7 +371,7 @@ def write_package(source: Source, precision: str, folder: Path) -> None:
     (folder / "chat_template.jinja").write_text(source.get("tokenizer.chat_template"), encoding="utf-8")
     documents = {
         "tokenizer.json": tokenizer_json(source),
-        "tokenizer_config.json": tokenizer_config(source, geo),
+        "tokenizer_config.json": tokenizer_config(source, geo.context),
         "generation_config.json": special_ids(source),
         "genai_config.json": genai_config(source, geo),
     }
@@ -487,7 +396,8 @@ def fingerprint(weights: Path, precision: str) -> dict[str, str]:
     """What the result depends on."""
     with weights.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    script = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    code = [Path(__file__), Path(gguf_source.__file__)]
+    script = hashlib.sha256(b"".join(path.read_bytes() for path in code)).hexdigest()
     return {"weights": weights.name, "weights_sha256": digest, "script_sha256": script, "precision": precision}
 
 
