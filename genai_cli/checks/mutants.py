@@ -139,22 +139,26 @@ def rotary_interleave(graph: Graph, layer: int) -> Graph | None:
 
 
 def causal_off_by_one(graph: Graph, layer: int) -> Graph | None:
-    """The oldest key a query sees is lost (GroupQueryAttention), or the mask that hides the future (Attention)."""
+    """The oldest key a query sees is lost (GroupQueryAttention), or the mask that hides the future (Attention).
+
+    Where an Attention is given a mask, the attribute may say nothing the mask does not: not applicable.
+    """
     node = _attention(graph, layer)
     if node is None:
         return None
     if node.op_type != "GroupQueryAttention":
-        return _with_attrs(graph, node, is_causal=0) if node.attrs.get("is_causal") else None
+        masked = len(node.inputs) > 3 and bool(node.inputs[3])
+        return _with_attrs(graph, node, is_causal=0) if node.attrs.get("is_causal") and not masked else None
     window = int(node.attrs.get("local_window_size", -1))
     return _with_attrs(graph, node, local_window_size=window - 1 if 1 < window <= 16 else 8)
 
 
 def epsilon(graph: Graph, layer: int) -> Graph | None:
-    """A hundred times too large; less hides below the floor where the residual stream is large."""
+    """1e-3; less hides below the floor where the residual stream is large."""
     node = next((node for node in _layer_nodes(graph, layer) if node.op_type in _NORMS), None)
     if node is None:
         return None
-    return _with_attrs(graph, node, epsilon=float(node.attrs.get("epsilon", 1e-5)) * 100)
+    return _with_attrs(graph, node, epsilon=max(1e-3, float(node.attrs.get("epsilon", 1e-5)) * 100))
 
 
 def missing_bias(graph: Graph, layer: int) -> Graph | None:
