@@ -116,8 +116,21 @@ class KernelCache:
         """The kernel, compiled at first use."""
         key = (source, function)
         if key not in self._kernels:
-            self._kernels[key] = self._object(source, function).get_kernel(function)
+            self._kernels[key] = self._load(self._object(source, function), function)
         return self._kernels[key]
+
+    def _load(self, made: Any, function: str) -> Any:
+        """The driver reads an image only now, and may be too old for it."""
+        from cuda.core._utils.cuda_utils import CUDAError
+
+        try:
+            return made.get_kernel(function)
+        except CUDAError as error:
+            other = "ptx" if self.code_type == "cubin" else "cubin"
+            raise GenaiError(
+                f"the CUDA driver does not load the {self.code_type} made for `{self.arch}`: {_first_line(error)}",
+                hint=f"update the NVIDIA driver, or have kernels compiled to {other}",
+            ) from error
 
     def allow_shared(self, source: str, function: str, nbytes: int) -> None:
         """More dynamic shared memory than every kernel has must be asked for, once."""
@@ -192,6 +205,11 @@ def compile_kernel(text: str, function: str, arch: str, code_type: CodeType) -> 
 
 def _compile_error(error: Exception, function: str) -> GenaiError:
     text = str(error)
+    if "gpu-architecture" in text:
+        return GenaiError(
+            f"NVRTC does not know this device's architecture: {_first_line(error)}",
+            hint="pip install --upgrade nvidia-cuda-nvrtc",
+        )
     if "error:" in text or "NVRTC_ERROR_COMPILATION" in text:
         line = next((line for line in text.splitlines() if "error" in line and "(" in line), _first_line(error))
         return GenaiError(f"the CUDA kernel `{function}` does not compile: {line.strip()}", exit_code=ExitCode.INTERNAL)

@@ -371,6 +371,24 @@ def test_a_kernel_that_does_not_compile_shows_the_line(cuda_driver: Any) -> None
     assert caught.value.exit_code is ExitCode.INTERNAL
 
 
+def test_a_driver_that_refuses_the_image(cuda_backend: Make, double: Any) -> None:
+    """The double runs PTX only: to a cubin it answers as a driver does to an image that it cannot read."""
+    with pytest.raises(
+        GenaiError, match="does not load the cubin made for `sm_90`: CUDA_ERROR_NO_BINARY_FOR_GPU"
+    ) as caught:
+        Step(cuda_backend(code_type="cubin", cache_dir=None)).token(0)
+    assert caught.value.exit_code is ExitCode.CANNOT
+    double.reports()
+
+
+def test_an_architecture_nvrtc_does_not_know(cuda_driver: Any) -> None:
+    from genai_cli.backends.cuda_device import compile_kernel
+
+    with pytest.raises(GenaiError, match="architecture") as caught:
+        compile_kernel("__global__ void f() {}", "f", "sm_999", "cubin")
+    assert caught.value.exit_code is ExitCode.CANNOT
+
+
 def test_no_nvrtc(cuda_driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from genai_cli.backends.cuda_device import compile_kernel
 
