@@ -42,7 +42,9 @@ def compare_rows(found: KvRows, wanted: KvRows, layout: KvLayout) -> tuple[int, 
         if got.shape != want.shape:
             about = layout.components[c]
             sentence = f"{got.shape[1]} positions were mirrored, {want.shape[1]} were computed"
-            return compared, Cause(sentence, about.layer, about.kind, 0, min(got.shape[1], want.shape[1]), 0, want.nbytes)
+            return compared, Cause(
+                sentence, about.layer, about.kind, 0, min(got.shape[1], want.shape[1]), 0, want.nbytes
+            )
         compared += want.nbytes
         if not np.array_equal(bits(got), bits(want)):
             return compared, explain(c, found, wanted, layout)
@@ -62,9 +64,7 @@ def explain(component: int, found: KvRows, wanted: KvRows, layout: KvLayout) -> 
     return Cause(sentence, about.layer, about.kind, head, position, dim, int(different.sum()) * want.itemsize)
 
 
-def _sentences(
-    component: int, got: np.ndarray, found: KvRows, wanted: KvRows, layout: KvLayout
-) -> Iterator[str]:
+def _sentences(component: int, got: np.ndarray, found: KvRows, wanted: KvRows, layout: KvLayout) -> Iterator[str]:
     want = wanted[component]
     yield from _whole(got, want)
     yield from _elsewhere(component, got, wanted, layout)
@@ -152,13 +152,13 @@ def _stride(got: np.ndarray, want: np.ndarray) -> bool:
 
 
 def _single(got: np.ndarray, want: np.ndarray) -> Iterator[str]:
-    different = np.argwhere(bits(got) != bits(want))
-    if len(different) == 1:
-        h, p, d = (int(i) for i in different[0])
-        flipped = int(bits(got)[h, p, d]) ^ int(bits(want)[h, p, d])
-        if flipped & (flipped - 1) == 0:
-            yield f"bit {flipped.bit_length() - 1} of one element flipped"
-        else:
-            yield "one element differs"
-    elif got.shape[0] > 1 and _same(got[0], want[0]):
-        yield "head 0 is right, later heads are not: a head stride"
+    """One element, or the same bit of several."""
+    flipped = bits(got) ^ bits(want)
+    wrong = flipped[flipped != 0]
+    pattern = int(wrong[0])
+    same_bit = bool((wrong == wrong[0]).all()) and pattern & (pattern - 1) == 0
+    elements = "one element" if len(wrong) == 1 else f"{len(wrong)} elements"
+    if same_bit:
+        yield f"bit {pattern.bit_length() - 1} of {elements} flipped"
+    elif len(wrong) == 1:
+        yield "one element differs"

@@ -66,8 +66,10 @@ class Scene:
         keyed = hooks.ids(ids)
         with self.kv.sequence(keyed, hooks.key(key)) as sequence:
             cached = hooks.reuse(sequence.num_cached_tokens, len(ids))
-            if hooks.reset or cached:
-                runner.reset()
+            left = runner.snapshot_state()
+            runner.reset()
+            if not hooks.reset and isinstance(runner, ClosedFormDecoder):
+                runner.keep_state(left)
             if cached:
                 rows, state = sequence.prefix()
                 runner.seed(hooks.seed(rows, 0), hooks.state(state))
@@ -144,7 +146,7 @@ class ClosedFormDecoder:
         for token in ids:
             for c, buffer in enumerate(self._buffers):
                 buffer[:, self._length] = self.row(c, int(token), self._length)
-            self._state = 0.5 * self._state + float(token + 1)
+            self._state = self._state + float(token + 1)
             self._length += 1
         return self._logits()
 
@@ -181,6 +183,11 @@ class ClosedFormDecoder:
         """Keep the first `length` tokens."""
         self._length = length
 
+    def keep_state(self, state: StateSnapshot) -> None:
+        """A reset that forgets the state: for one mutant."""
+        if state:
+            self._state = np.array(state[0])
+
     def snapshot_state(self) -> StateSnapshot:
         """The running sum, when there is one."""
         return [self._state.copy()] if self.recurrent else []
@@ -207,10 +214,21 @@ def prime_layout(dtype: np.dtype) -> KvLayout:
     )
 
 
-def closed_form_scene(dtype: np.dtype, hooks: Hooks = Hooks(), *, recurrent: bool = False) -> Scene:  # noqa: B008
+def closed_form_scene(dtype: np.dtype, hooks: Hooks = Hooks(), *, recurrent: bool = False) -> Scene:
     """The scene mutants are run on: page size 5, a prompt of 13, capacity 37."""
     runner = ClosedFormDecoder(prime_layout(dtype), 37, recurrent=recurrent)
     return Scene(runner, [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9], 5, 24, hooks)
 
 
-__all__ = ["BF16", "F16", "F32", "ClosedFormDecoder", "Hooks", "Ran", "Scene", "State", "closed_form_scene", "prime_layout"]
+__all__ = [
+    "BF16",
+    "F16",
+    "F32",
+    "ClosedFormDecoder",
+    "Hooks",
+    "Ran",
+    "Scene",
+    "State",
+    "closed_form_scene",
+    "prime_layout",
+]
