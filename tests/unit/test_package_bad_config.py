@@ -80,6 +80,7 @@ def test_pad_as_text_is_refused(tmp_path: Path) -> None:
     [
         ({"context_length": 0}, "line 5: `model.context_length` is `0`; wanted a whole number >= 1"),
         ({"context_length": "many"}, '`model.context_length` is `"many"`'),
+        ({"context_length": True}, "`model.context_length` is `true`"),
         ({"context_length": 12.5}, "`model.context_length` is `12.5`"),
         ({"type": 3}, "`model.type` is `3`; wanted a string"),
         ({"decoder": MISSING}, "`model` has no `decoder`"),

@@ -107,6 +107,7 @@ def test_byte_fallback_waits_for_the_end_of_a_run(fallback: Tokenizer) -> None:
     the, cat = 256, 257
     assert pieces(fallback, [the, cat]) == ["the", " cat", ""]
     assert pieces(fallback, [the, 0xC3, 0xA9, cat]) == ["the", "", "", "é cat", ""]
+    assert pieces(fallback, [0x41, 261, 0xFF]) == ["", "", "", "\ufffd\ufffd"]  # a special token does not end it
     assert pieces(fallback, [the, 0x41, 0xFF]) == ["the", "", "", "\ufffd\ufffd"]  # one bad byte spoils the run
 
 
@@ -187,6 +188,11 @@ def test_stop_across_tokens_is_not_printed() -> None:
         "",
     ]
     assert matcher.matched == "\nUser:"
+
+
+def test_of_stops_that_end_together_the_longest_counts() -> None:
+    matcher = StopMatcher(["b", "ab"])
+    assert (matcher.push("xab"), matcher.matched) == ("x", "ab")
 
 
 def test_what_only_looked_like_a_stop_is_printed() -> None:
