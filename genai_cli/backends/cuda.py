@@ -161,6 +161,9 @@ class CudaBackend:
     def capacity_of(self, slot: int) -> int:
         return self._slots[slot].capacity
 
+    def dtype_of(self, slot: int) -> np.dtype:
+        return self._slots[slot].dtype
+
     def kv_slot(self, num_heads: int, head_dim: int, dtype: np.dtype) -> CudaKvSlot:
         """A capacity buffer for one component; all slots share one capacity."""
         if len(self._slots) == MAX_SLOTS:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from genai_cli.backends.base import Tensor
 from genai_cli.backends.cuda_launch import (
+    CTYPES,
     WARP,
     Call,
     Launch,
@@ -100,8 +101,11 @@ def _attention(call: Call) -> list[Launch]:
 
 
 def _kv_type(call: Call) -> str:
-    """Slots hold the type of K (of packed q, or of a q that only reads)."""
-    return ctype(call.optional(1) or call.input(0))
+    """What the slots hold; K and V are rounded to it when they are stored."""
+    key, value = (call.slots.dtype_of(int(call.attrs[name])) for name in ("key_slot", "value_slot"))
+    if key != value:
+        raise call.refuse(f"slots of `{key.name}` and `{value.name}`", "one dtype for K and V")
+    return CTYPES[key.name]
 
 
 def _slot_args(call: Call) -> tuple[Scalar, ...]:

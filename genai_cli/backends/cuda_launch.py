@@ -58,6 +58,8 @@ class Slots(Protocol):
 
     def capacity_of(self, slot: int) -> int: ...
 
+    def dtype_of(self, slot: int) -> np.dtype[Any]: ...
+
 
 @dataclass
 class Call:

@@ -181,6 +181,23 @@ def fill_to(step: Step, position: int) -> None:
     step.backend.set_past_len(position)
 
 
+def test_slots_may_be_narrower_than_the_activations(cuda_backend: Make) -> None:
+    """K and V in f32, kept in f16: rounded once when they are stored, nothing else."""
+    wide, narrow = cuda_backend(), cuda_backend()
+    x = np.random.default_rng(3).standard_normal((1, 4, 16)).astype(np.float32)
+    seen = []
+    for backend, kind in ((wide, np.float32), (narrow, np.float16)):
+        slots = [backend.kv_slot(2, 8, np.dtype(kind)) for _ in range(2)]
+        backend.reserve(4)
+        given, y = backend.constant(x), backend.empty((1, 4, 16), F32)
+        attrs = {"num_heads": 2, "kv_num_heads": 2, "key_slot": 0, "value_slot": 1}
+        backend.record().call("genai.Attention", [given, given, given], [y], attrs)
+        backend.set_past_len(4)
+        seen.append((backend.kv_view(slots[0], 0, 4), backend.download(y)))
+    np.testing.assert_array_equal(seen[1][0], seen[0][0].astype(np.float16))
+    np.testing.assert_allclose(seen[1][1], seen[0][1], rtol=1e-3, atol=2.5e-3)  # f16, as in ops/tolerance.py
+
+
 def test_a_stale_graph_is_seen(cuda_backend: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: growth does not make graphs stale. The grid then ends at the old capacity, and newer keys are missed."""
     honest, stale = Step(cuda_backend(capture=False)), Step(cuda_backend())

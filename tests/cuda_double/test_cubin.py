@@ -22,7 +22,8 @@ from genai_cli.ops.registry import Spec
 
 SOURCES = sorted(file.stem for file in (Path(__file__).parents[2] / "native" / "cuda").glob("*.cu"))
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
-SLOTS = SimpleNamespace(state_address=4096, num_sms=132, capacity_of=lambda slot: 512)
+KV = [np.dtype(np.float32)]  # what the slots hold in the case being planned
+SLOTS = SimpleNamespace(state_address=4096, num_sms=132, capacity_of=lambda slot: 512, dtype_of=lambda slot: KV[0])
 
 
 def tensors(arrays: Any) -> list[Tensor | None]:
@@ -53,6 +54,7 @@ def all_launches() -> Iterator[Launch]:
     assert opdef.infer is not None
     for one in slotted.CASES.values():
         specs = opdef.infer([None if a is None else (a.shape, a.dtype) for a in one.inputs], one.attrs)
+        KV[0] = one.past_key.dtype
         yield from planned("genai.Attention", one.inputs, specs, one.attrs | {"key_slot": 0, "value_slot": 1})
     for unit in (16, 8, 4, 2, 1):
         yield Launch("kv", f"move_rows<{unit}>", (1, 1, 1), 32, ())
