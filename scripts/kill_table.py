@@ -234,17 +234,17 @@ def main() -> None:
     settings = Settings(steps=STEPS)
     oracles = consult(target, artifact, [Prompt("0", prompt)], settings, lambda _: None)
     found, layers = run(target, prompt)
+    floor = oracles.floor.used
+    total = len(found)
+    print(f"{len(CORRUPTIONS)} kinds x {layers} layers = {total} mutants; floor {floor['max_abs']:.2g} logits\n")
     print(
-        f"{len(CORRUPTIONS)} kinds x {layers} layers = {len(found)} mutants; floor {oracles.floor.used['max_abs']:.2g} logits\n"
+        f"| check, with the threshold its tool uses | killed of {total} | kinds that survive somewhere |\n|---|---|---|"
     )
-    print(
-        f"| check, with the threshold its tool uses | killed of {len(found)} | kinds that survive somewhere |\n|---|---|---|"
-    )
-    for name, passes in checks_of(oracles.floor.used).items():
+    for name, passes in checks_of(floor).items():
         survivors = [kind for kind, _, seen in found if passes(seen)]
-        print(f"| {name} | {len(found) - len(survivors)} | {len(set(survivors))} |")
-    floor = oracles.floor.used["max_abs"]
-    silent = [kind for kind, _, s in found if compare.row_metrics(s.got, s.want).max_abs.max() <= floor]
+        print(f"| {name} | {total - len(survivors)} | {len(set(survivors))} |")
+    moved = [(kind, float(compare.row_metrics(s.got, s.want).max_abs.max())) for kind, _, s in found]
+    silent = [kind for kind, delta in moved if delta <= floor["max_abs"]]
     print(f"\nInvisible in the logits at any limit above the floor: {len(silent)} ({', '.join(sorted(set(silent)))}).")
 
 

@@ -22,6 +22,8 @@ def probes(oracle: Oracle, runner: Runner, path: Path, reference: np.ndarray, pa
     gate = runner.supports_paged_kv()
     if not gate.supported:
         return [Probe("KV zeroed", 0.0, True, f"not applicable: {gate.reason}"), *made]
+    if len(path.ids) < 2:
+        return [Probe("KV zeroed", 0.0, False), *made]  # one token has no past
     return [_probe("KV zeroed", _zeroed(runner, path), reference[-1], pair_floor), *made]
 
 
