@@ -12,10 +12,12 @@ import pytest
 
 from cuda_double import tiny_decoder
 from genai_cli.backends.cpu import CpuBackend
+from genai_cli.generate import Limits, generate
 from genai_cli.graph.ir import Graph
 from genai_cli.kv.pages import pages_for
 from genai_cli.kv.session import PagedKv
 from genai_cli.runners.native import NativeRunner
+from genai_cli.sampling import SamplingOptions
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "ops"))
 from tolerance import SOURCES
@@ -142,6 +144,31 @@ def test_pages_by_dtoh_and_seed_by_htod(graph: Graph, cuda_backend: Make) -> Non
         assert counters.dtoh == before + 1  # the new rows of all layers in one copy
     assert warm.tobytes() == cold.step(np.array(second)).tobytes()
     assert kv.pool.pages_used == pages_for(len(first), 3)
+
+
+def test_the_loop_reuses_prefixes_as_on_the_cpu(tmp_path: Path, cuda_backend: Make) -> None:
+    """Three conversations on one prefix, one of them interrupted: the CPU's tokens, its reuse, and no page lost.
+
+    In f32: in f16 the random weights' near-ties fall differently on two engines.
+    """
+    graph, seen = tiny_decoder.make(tmp_path), []
+    for backend in (CpuBackend(threads=1), cuda_backend()):
+        runner = NativeRunner(graph, backend)
+        kv = PagedKv(runner.kv_layout, page_size=3, num_pages=40)
+        shared, told = [*range(10)], []
+
+        def interrupt(token: int) -> bool:
+            raise KeyboardInterrupt
+
+        for tail in ([40], [41, 42], [43]):
+            if tail == [41, 42]:
+                with pytest.raises(KeyboardInterrupt):
+                    generate(runner, [*shared, 44], SamplingOptions(), Limits(4), on_token=interrupt, kv=kv)
+            made = generate(runner, shared + tail, SamplingOptions(), Limits(6), kv=kv)
+            told.append((made.token_ids, made.num_cached_tokens))
+        seen.append((told, kv.pool.pages_used))
+    assert seen[0] == seen[1]
+    assert [cached for _, cached in seen[1][0]] == [0, 10, 10]
 
 
 def test_the_kv_is_really_read(graph: Graph, cuda_backend: Make) -> None:
