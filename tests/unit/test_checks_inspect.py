@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
 
+from genai_cli.checks import inspect
 from genai_cli.checks.inspect import inspect_model
 from genai_cli.report.inspect import Inspection, KvGroup
 from genai_cli.report.inspect_text import amount, lines, spans
@@ -102,6 +105,19 @@ def test_an_op_that_nobody_knows_is_a_finding_not_an_error(tmp_path: Path) -> No
     assert (unknown.count, unknown.supported) == (3, False)
     assert [native.supported for native in found.native] == [False, False]
     assert all("`Sigmoidish` x 3" in native.reason for native in found.native)
+
+
+def test_a_decoder_that_cannot_be_replayed_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = inspect.make_plan
+
+    def past_dependent(*arguments: Any) -> Any:
+        return replace(made(*arguments), past_dependent=True)
+
+    assert [native.replays for native in look("llama-fp32-cpu").native] == [True, True]
+    monkeypatch.setattr(inspect, "make_plan", past_dependent)
+    found = look("llama-fp32-cpu")
+    assert [native.replays for native in found.native] == [False, False]
+    assert "every step is recorded anew" in "\n".join(lines(found))
 
 
 def test_as_text() -> None:

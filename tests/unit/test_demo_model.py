@@ -17,6 +17,7 @@ import onnx
 import onnxruntime
 import pytest
 
+from genai_cli.checks.inspect import inspect_model
 from genai_cli.package.decoder import load_decoder
 from genai_cli.package.open import open_package
 from genai_cli.package.prompts import open_chat_template, open_tokenizer
@@ -125,6 +126,15 @@ def test_package(demo: Callable[[str], Path]) -> None:
     assert (package.bos_token_id, package.eos_token_ids, package.pad_token_id) == (1, (2,), 2)
     assert (loaded.context_len, package.vocab_size, len(loaded.io.kv)) == (8192, 49152, 60)
     assert {(b.num_heads, b.head_dim, b.window) for b in loaded.io.kv} == {(3, 64, None)}
+
+
+@pytest.mark.parametrize("precision", ["int4", "fp32"])
+def test_tied_weights_count_once(demo: Callable[[str], Path], precision: str) -> None:
+    found = inspect_model(demo(precision))
+    # 49152 * 576 embedding, 30 layers of qkv, o, gate, up, down and two norms, a last norm
+    layer = 576 * (9 + 3 + 3) * 64 + 576 * 576 + 3 * 576 * 1536 + 2 * 576
+    assert found.components[0].num_parameters == 49152 * 576 + 30 * layer + 576 == 134_515_008
+    assert [native.supported for native in found.native] == [True, True]
 
 
 @pytest.mark.parametrize(("precision", "num_bytes"), [("int4", 86_518_016), ("fp32", 540_264_704)])
