@@ -160,6 +160,8 @@ def free_run(native: Runner, paths: Sequence[Path], pick: Callable[[np.ndarray],
         native.reset()
         row = native.step(path.ids[: path.prompt_len])
         for pos in range(path.prompt_len, len(path.ids)):
+            if not np.isfinite(row).all():
+                break  # `logits.finite` says so
             compared += 1
             token = pick(row[0])
             if token != int(compare.first_max(row)[0]) or pick(_tied(row[0])) != token:

@@ -30,6 +30,7 @@ from genai_cli.kv.layout import KvLayout
 from genai_cli.report.parity import Check, Flip, Floor, KvRow, Layer, Override, ParityReport, Point, Probe, Splice
 from genai_cli.runners.base import Runner, RunnerInfo
 from genai_cli.runners.native import NativeRunner
+from genai_cli.sampling import SamplingOptions, sample
 
 Transform = Callable[[Graph], Graph]
 Progress = Callable[[str], None]
@@ -67,8 +68,8 @@ class Prompt:
 
 
 def first_maximum(row: np.ndarray) -> int:
-    """Greedy: the lowest id of the largest logit."""
-    return int(np.argmax(row))
+    """Greedy, by the sampler that `genai generate` uses."""
+    return sample(row, SamplingOptions(), [], 0)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from genai_cli.checks import checker_mutants, mutants, preflight
+from genai_cli.checks import checker_mutants, mirror_mutants, mutants, preflight
 from genai_cli.checks.parity import Oracles, Prompt, Settings, Target, Transform, consult, parity
 from genai_cli.checks.verdict import judge
 from genai_cli.report.parity import Check, Mutant, ParityReport, Proof
@@ -31,9 +31,18 @@ def prove(
         planted = replace(quiet, transform=plant, pick=mutant.pick or settings.pick)
         return parity(target, prompts, planted, lambda _: None, oracles)
 
-    found = [*mutants.prove(target.graph, run, chosen), *checker_mutants.prove()]
+    progress("mutants of pages and of the checker")
+    found = [*mutants.prove(target.graph, run, chosen), *checker_mutants.prove(), *_page_mutants()]
     power = smallest_detectable(target, prompts, replace(quiet, locate=False), oracles, progress)
     return with_proof(clean, found, power)
+
+
+def _page_mutants() -> list[Mutant]:
+    """The battery of `genai mirror-check --prove`, on closed-form decoders."""
+    return [
+        Mutant(judged.id, "pages", judged.state, " or ".join(judged.expected), judged.failed, judged.detail)
+        for judged in mirror_mutants.prove()
+    ]
 
 
 def with_proof(clean: ParityReport, found: Sequence[Mutant], power: dict[str, float]) -> ParityReport:

@@ -14,11 +14,14 @@ from genai_cli.checks import preflight
 from genai_cli.checks.layers import Locator
 from genai_cli.checks.limits import ceiling
 from genai_cli.checks.minimise import Minimised, minimise
+from genai_cli.checks.mirror_checks import transport
+from genai_cli.checks.mirror_scene import Scene
 from genai_cli.checks.ops_run import ops_checks
 from genai_cli.checks.oracles import Oracle
 from genai_cli.checks.parity import SECOND_MODE, Prompt, Settings, Target, first_maximum, parity, report_of_checks
 from genai_cli.checks.prove import prove
 from genai_cli.checks.target import Place, open_target
+from genai_cli.checks.verdict import judge
 from genai_cli.errors import ExitCode, GenaiError
 from genai_cli.package.open import open_package
 from genai_cli.package.prompts import open_tokenizer
@@ -32,6 +35,7 @@ DEFAULT_TEXT = (
     " well in one of several thousand restaurants, bakeries and cafes in every quarter of the old town."
 )
 DEFAULT_TOKENS = 64  # of the text above, or random ids where there is no tokenizer
+PAGE_SIZE = 16  # tokens; `genai mirror-check --page-size` tries others
 PERF_ROUNDS = 4  # native, ort, ort, native, …
 
 
@@ -56,7 +60,8 @@ def run(model: Path, request: Request, settings: Settings, place: Place, progres
     if request.ops:
         return _ops(target, prompts[0], settings, progress)
     report = parity(target, prompts, settings, progress)
-    report = replace(report, checks=[*checks, *report.checks])
+    checks.append(transport_check(target, prompts[0]))
+    report = rejudged(replace(report, checks=[*checks, *report.checks]), settings)
     if request.prove and report.exit_code == ExitCode.OK:
         report = prove(target, prompts, settings, report, progress)
     if request.perf:
@@ -64,6 +69,32 @@ def run(model: Path, request: Request, settings: Settings, place: Place, progres
     if request.bundle is not None and report.exit_code == ExitCode.DIFFERENT:
         report = bundled(target, prompts, settings, report, request.bundle, progress)
     return report
+
+
+def transport_check(target: Target, prompt: Prompt) -> Check:
+    """Present -> pages -> past, by address and byte, across a page border: a part of `genai mirror-check`."""
+    native = target.open_native(exact=False)
+    gate = native.supports_paged_kv()
+    if not gate.supported:
+        native.close()
+        return Check("kv.transport", "kv", "not applicable", reason=gate.reason)
+    room = native.context_len or len(prompt.ids) + PAGE_SIZE
+    ids = np.resize(prompt.ids, max(2, min(PAGE_SIZE + 1, room // 3))).tolist()
+    pages = 2 + 4 * (len(ids) // PAGE_SIZE + 3)
+    outcome = transport(Scene(native, ids, PAGE_SIZE, pages))
+    native.close()
+    return Check(
+        "kv.transport", "kv", "pass" if outcome.ok else "fail", outcome.compared_bytes, value=float(not outcome.ok),
+        limit=0.0, limit_source="bytes", reason="" if outcome.ok else outcome.detail, extra={"detail": outcome.detail},
+    )  # fmt: skip
+
+
+def rejudged(report: ParityReport, settings: Settings) -> ParityReport:
+    """The verdict over all checks, those added since included."""
+    judgement = judge(report.checks, report.flips, settings.allow_skip)
+    return replace(
+        report, verdict=judgement.verdict, exit_code=int(judgement.exit_code), reason=judgement.reason or report.reason
+    )
 
 
 def rerun(bundle: bundles.Bundle, settings: Settings, place: Place, progress: Progress) -> ParityReport:

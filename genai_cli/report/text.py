@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from genai_cli.report.parity import Check, ParityReport
 
-_SHOWN = {"logits.nmse": "logits", "kv.value": "kv", "kv.transport": "kv bytes", "ops": "ops", "ops.quantized": "ops"}
+_SHOWN = {"logits.nmse": "logits", "kv.value": "kv", "ops": "ops", "ops.quantized": "ops"}
 
 
 def number(value: float | None) -> str:
@@ -87,7 +87,9 @@ def _check_lines(report: ParityReport) -> list[str]:
     made = []
     for check in report.checks:
         label = _SHOWN.get(check.id)
-        if label and check.verdict != "not applicable":
+        if check.id == "kv.transport" and check.verdict == "pass":
+            made.append(f"{'pages':<7} pass: {check.extra.get('detail')}")
+        elif label and check.verdict != "not applicable":
             source = f" ({check.limit_source})" if check.limit_source else ""
             made.append(
                 f"{label:<7} {check.verdict}: worst NMSE {number(check.value)} of {check.compared},"
