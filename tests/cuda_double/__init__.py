@@ -54,6 +54,8 @@ def build() -> Path:
             ["g++", "-shared", "-Wl,-soname,libcuda.so.1", *map(str, objects), "-o", str(made), "-lpthread"], check=True
         )
         os.replace(made, library)
+        for target in objects:
+            target.unlink()
     return directory
 
 
