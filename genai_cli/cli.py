@@ -1,0 +1,480 @@
+"""Commands: parse, call, print, exit code. Heavy libraries are imported where they are used, so that --help is quick."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from genai_cli import __version__
+from genai_cli.console import ClosedPipe, Console, sever_stdout
+from genai_cli.errors import ExitCode, GenaiError, worst
+
+if TYPE_CHECKING:
+    from genai_cli.batch import BatchResult
+    from genai_cli.checks.target import Place
+    from genai_cli.model import Ask, Model, OpenOptions
+    from genai_cli.report.parity import ParityReport
+
+app = typer.Typer(
+    name="genai",
+    help="Run ONNX language models offline, and prove that a native engine computes what ONNX Runtime computes.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+ModelArg = Annotated[Path, typer.Argument(help="A model folder, or an .onnx file.", show_default=False)]
+ThreadsOpt = Annotated[int | None, typer.Option(help="Threads; default: all cores.", show_default=False)]
+DeviceOpt = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
+JsonOpt = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+QuietOpt = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, tables or warnings on stderr.")]
+PromptOpt = Annotated[str | None, typer.Option("--prompt", help="The prompt.", show_default=False)]
+IdsOpt = Annotated[str | None, typer.Option("--prompt-ids", help="Token ids, 1,2,3.", show_default=False)]
+PageOpt = Annotated[int, typer.Option(help="Tokens of a KV page.")]
+JunitOpt = Annotated[Path | None, typer.Option(help="Write JUnit XML here.", show_default=False)]
+MarkdownOpt = Annotated[Path | None, typer.Option("--md", help="Write Markdown here.", show_default=False)]
+
+
+class _State:
+    """Set once by the callback, read by main()."""
+
+    debug = False
+
+
+def _version(value: bool) -> None:
+    if value:
+        Console().data(f"genai {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    debug: Annotated[bool, typer.Option(help="Show tracebacks.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    _State.debug = debug
+
+
+def _console(quiet: bool) -> Console:
+    return Console(quiet=quiet, color="NO_COLOR" not in os.environ)
+
+
+def _isa() -> str | None:
+    return os.environ.get("GENAI_ISA") or None
+
+
+@app.command()
+def generate(
+    model: ModelArg,
+    text: Annotated[
+        str | None, typer.Argument(metavar="[PROMPT]", help="The prompt; - reads stdin.", show_default=False)
+    ] = None,
+    prompt: PromptOpt = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="Read the prompt from a file.", show_default=False)] = None,
+    prompt_ids: IdsOpt = None,
+    prompts: Annotated[Path | None, typer.Option(help="A JSONL file of prompts.", show_default=False)] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the batch's results here.", show_default=False)] = None,
+    resume: Annotated[bool, typer.Option(help="Continue an interrupted batch.")] = False,
+    system: Annotated[str | None, typer.Option(help="System message.", show_default=False)] = None,
+    raw: Annotated[bool, typer.Option(help="No chat template.")] = False,
+    max_new_tokens: Annotated[int | None, typer.Option(min=0, help="New tokens at most.", show_default=False)] = None,
+    max_length: Annotated[
+        int | None, typer.Option(min=1, help="Prompt and output at most.", show_default=False)
+    ] = None,
+    min_new_tokens: Annotated[
+        int | None, typer.Option(min=0, help="No end before this many.", show_default=False)
+    ] = None,
+    ignore_eos: Annotated[bool, typer.Option(help="Go on after an end token.")] = False,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop at this text (repeatable).", show_default=False)] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.", show_default=False)] = None,
+    top_k: Annotated[int | None, typer.Option(help="Keep the k largest logits.", show_default=False)] = None,
+    top_p: Annotated[float | None, typer.Option(help="Keep the smallest set of this mass.", show_default=False)] = None,
+    min_p: Annotated[
+        float | None, typer.Option(help="Keep this share of the most probable.", show_default=False)
+    ] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(help="Above 1: repeat less.", show_default=False)] = None,
+    no_repeat_ngram: Annotated[int | None, typer.Option(help="Never repeat n tokens.", show_default=False)] = None,
+    greedy: Annotated[bool, typer.Option(help="Always the most probable token.")] = False,
+    seed: Annotated[int | None, typer.Option(help="Of the one generator.", show_default=False)] = None,
+    logprobs: Annotated[int, typer.Option(min=0, help="Log-probabilities of the N best.")] = 0,
+    stream: Annotated[bool, typer.Option(help="Print text as it comes.")] = True,
+    json_: JsonOpt = False,
+    stats: Annotated[bool, typer.Option(help="Timings on stderr.")] = False,
+    backend: Annotated[str, typer.Option(help="native or ort.")] = "native",
+    device: DeviceOpt = "cpu",
+    threads: ThreadsOpt = None,
+    exact: Annotated[bool, typer.Option(help="native: f32 activations everywhere.")] = False,
+    page_size: PageOpt = 16,
+    kv_pages: Annotated[int | None, typer.Option(min=0, help="Pages at most.", show_default=False)] = None,
+    prefix_cache: Annotated[bool, typer.Option(help="Reuse KV of prefixes already computed.")] = True,
+    quiet: QuietOpt = False,
+) -> None:
+    """Generate text from a prompt, or from a file of prompts."""
+    from genai_cli.generate import Limits
+    from genai_cli.model import Ask, OpenOptions, open_model, parse_ids, sampling_of
+
+    console = _console(quiet)
+    if backend not in ("native", "ort"):
+        raise GenaiError(f"--backend `{backend}`: wanted native or ort")
+    given = {
+        "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
+        "repetition_penalty": repetition_penalty, "no_repeat_ngram": no_repeat_ngram, "min_new_tokens": min_new_tokens,
+        "seed": seed,
+    }  # fmt: skip
+    spoken = None if prompts is not None else _prompt(text, prompt, prompt_file, prompt_ids)
+    if prompts is None and (out is not None or resume):
+        raise GenaiError("--out and --resume belong to a batch", hint="add --prompts FILE.jsonl")
+    options: OpenOptions = OpenOptions(
+        backend,
+        device,
+        threads,
+        exact,
+        _isa(),
+        page_size,
+        kv_pages,
+        prefix_cache,  # type: ignore[arg-type]
+    )
+    opened = open_model(model, options)
+    for warning in opened.warnings:
+        console.talk(f"warning: {warning}")
+    ask = Ask(
+        prompt=spoken, prompt_ids=None if prompt_ids is None else parse_ids(prompt_ids), system=system, raw=raw,
+        stops=tuple(stop or ()), options=sampling_of(opened.package, given, greedy=greedy),
+        limits=Limits(max_new_tokens, max_length, ignore_eos), num_logprobs=logprobs,
+    )  # fmt: skip
+    if prompts is not None:
+        return _batch(console, opened, ask, prompts, out, resume, given, greedy)
+    return _one(console, opened, ask, json_, stream, stats)
+
+
+def _prompt(text: str | None, prompt: str | None, file: Path | None, ids: str | None) -> str | None:
+    """Exactly one source."""
+    sources = [
+        name
+        for name, value in (("PROMPT", text), ("--prompt", prompt), ("--prompt-file", file), ("--prompt-ids", ids))
+        if value is not None
+    ]
+    if len(sources) != 1:
+        found = " and ".join(sources) or "none"
+        raise GenaiError(f"one prompt was wanted, found {found}", hint='genai generate MODEL "your prompt"')
+    if file is not None:
+        return _decoded(_read(file), str(file))
+    if text == "-":
+        return _decoded(sys.stdin.buffer.read(), "stdin")
+    given = text if text is not None else prompt
+    if given is not None and any(0xD800 <= ord(character) <= 0xDFFF for character in given):
+        raise GenaiError("the prompt is not valid UTF-8", hint="pass it by --prompt-file or on stdin as UTF-8")
+    return given
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise GenaiError(f"cannot read `{path}`: {error.strerror}") from None
+
+
+def _decoded(raw: bytes, name: str) -> str:
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise GenaiError(f"`{name}` is not UTF-8 (byte {error.start})") from None
+
+
+def _one(console: Console, model: Model, ask: Ask, as_json: bool, stream: bool, stats: bool) -> None:
+    from genai_cli.model import document
+    from genai_cli.report.json import dumps
+
+    live = stream and not as_json
+    answer = model.ask(ask, console.data if live else (lambda text: None))
+    made = document(model, answer)
+    if as_json:
+        console.data(dumps(made))
+    elif model.package.tokenizer is None:
+        console.data(",".join(map(str, answer.generated.token_ids)) + "\n")
+    else:
+        console.data("\n" if live else answer.text + "\n")
+    if stats:
+        _stats(console, made)
+
+
+def _stats(console: Console, made: dict[str, Any]) -> None:
+    timings = made["timings"]
+
+    def shown(value: float | None, form: str) -> str:
+        return "n/a" if value is None else form.format(value)
+
+    console.table(
+        f"{made['backend']} on {', '.join(made['versions']['providers'])}",
+        ["prompt", "cached", "new", "finish", "load", "first token", "prefill", "decode", "peak memory"],
+        [[
+            len(made["prompt_token_ids"]), made["num_cached_tokens"], len(made["token_ids"]), made["finish_reason"],
+            shown(timings["load_s"], "{:.2f} s"), shown(timings["ttft_s"], "{:.3f} s"),
+            shown(timings["prefill_tok_s"], "{:.0f} tok/s"), shown(timings["decode_tok_s"], "{:.1f} tok/s"),
+            f"{made['peak_rss_bytes'] / 2**20:.0f} MiB",
+        ]],
+    )  # fmt: skip
+
+
+def _batch(
+    console: Console,
+    model: Model,
+    base: Ask,
+    file: Path,
+    out: Path | None,
+    resume: bool,
+    given: dict[str, Any],
+    greedy: bool,
+) -> None:
+    from genai_cli.batch import PartialFile, ask_of, read_lines, run_batch
+
+    if resume and out is None:
+        raise GenaiError("--resume needs --out: stdout cannot be continued", hint="add --out FILE.jsonl")
+    lines = read_lines(file)
+    if not lines:
+        raise GenaiError(f"`{file}` holds no prompts", exit_code=ExitCode.NOT_COMPARED)
+    partial = PartialFile(out, resume=resume) if out is not None else None
+    try:
+        with console.progress("prompts", len(lines)) as tick:
+            write: Callable[[str], None] = partial.write if partial else console.data
+            done = partial.done if partial else set()
+            result = run_batch(model, lines, lambda line: ask_of(line, base, model, given, greedy), write, tick, done)
+    except BaseException:
+        if partial:
+            partial.close()
+        raise
+    if partial:
+        partial.finish()
+    _batch_end(console, result)
+
+
+def _batch_end(console: Console, result: BatchResult) -> None:
+    skipped = f", {result.skipped} already there" if result.skipped else ""
+    console.talk(f"{result.done} prompts answered{skipped}, {len(result.errors or [])} with errors")
+    for error in result.errors or []:
+        console.error(error)
+    if result.errors:
+        raise typer.Exit(ExitCode.CANNOT)
+
+
+@app.command()
+def inspect(model: ModelArg, json_: JsonOpt = False) -> None:
+    """Show what a package is, what native covers and why not, and what would be gated."""
+    from genai_cli.checks.inspect import inspect_model
+    from genai_cli.report.inspect_text import text
+    from genai_cli.report.json import dumps
+
+    found = inspect_model(model)
+    Console().data(dumps(found) if json_ else text(found))
+
+
+def _place(device: str, threads: int | None) -> Place:
+    from genai_cli.backends.open import open_backend
+    from genai_cli.checks.target import Place
+
+    isa = _isa()
+    probe = open_backend(device, threads=threads, isa=isa)
+    return Place(
+        getattr(probe, "threads", threads or 1),
+        lambda: open_backend(device, threads=threads, isa=isa),
+        probe.description,
+    )
+
+
+@app.command()
+def parity(
+    models: Annotated[list[Path], typer.Argument(help="Model folders, .onnx files, or a bundle.", show_default=False)],
+    prompt: PromptOpt = None,
+    prompt_ids: IdsOpt = None,
+    prompts: Annotated[Path | None, typer.Option(help="A JSONL file of prompts.", show_default=False)] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Decode steps.")] = 64,
+    oracle: Annotated[
+        str | None, typer.Option(help="ort, ort-sharp, ort-f32, f64 or golden:FILE.", show_default=False)
+    ] = None,
+    kappa: Annotated[float, typer.Option(help="How many of the oracle's own noise floors are allowed.")] = 4.0,
+    prove: Annotated[bool, typer.Option(help="Plant defects; each must be caught.")] = False,
+    ops: Annotated[bool, typer.Option(help="Every op of the model alone, on its own inputs.")] = False,
+    explain: Annotated[bool, typer.Option(help="Layers and splices even when all agrees.")] = False,
+    perf: Annotated[bool, typer.Option(help="Alternating speed ratio, if parity passes.")] = False,
+    seed: Annotated[int, typer.Option(help="Of everything drawn.")] = 0,
+    save_golden: Annotated[Path | None, typer.Option(help="Keep the oracle's logits.", show_default=False)] = None,
+    bundle: Annotated[
+        Path | None, typer.Option(help="On failure, write a small repro here.", show_default=False)
+    ] = None,
+    allow_skip: Annotated[bool, typer.Option(help="A skipped part is no failure.")] = False,
+    floor_cache: Annotated[bool, typer.Option(help="Keep measured noise floors.")] = True,
+    json_: JsonOpt = False,
+    junit: JunitOpt = None,
+    md: MarkdownOpt = None,
+    html: Annotated[Path | None, typer.Option(help="Write one HTML page here.", show_default=False)] = None,
+    device: DeviceOpt = "cpu",
+    threads: ThreadsOpt = None,
+    quiet: QuietOpt = False,
+) -> None:
+    """Say whether native computes what ONNX Runtime computes, on what evidence, and if not, where."""
+    from genai_cli.checks.parity import Settings
+    from genai_cli.checks.session import Request, run
+    from genai_cli.model import parse_ids
+
+    console = _console(quiet)
+    settings = Settings(
+        steps=steps, oracle=oracle, kappa=kappa, seed=seed, explain=explain, allow_skip=allow_skip,
+        cache_dir=_cache_dir() if floor_cache else None, save_golden=save_golden,
+    )  # fmt: skip
+    texts = _texts(prompt, prompts)
+    request = Request(texts, parse_ids(prompt_ids) if prompt_ids else (), prove, ops, perf, bundle)
+    place = _place(device, threads)
+    reports: list[ParityReport] = []
+    for model in models:
+        with console.progress(f"parity {model.name}") as tick:
+            reports.append(run(model, request, settings, place, tick))
+        if not json_:
+            from genai_cli.report.text import lines
+
+            console.data("\n".join(lines(reports[-1])) + "\n")
+    _write_parity(console, reports, json_, junit, md, html)
+    raise typer.Exit(worst(ExitCode(report.exit_code) for report in reports))
+
+
+def _texts(prompt: str | None, prompts: Path | None) -> tuple[str, ...]:
+    if prompts is None:
+        return () if prompt is None else (prompt,)
+    from genai_cli.batch import read_lines
+
+    lines = read_lines(prompts)
+    wrong = next((line for line in lines if line.error or "prompt" not in line.fields), None)
+    if wrong is not None:
+        raise GenaiError(f"`{prompts}`, line {wrong.number}: {wrong.error or 'parity needs a `prompt`'}")
+    return tuple(line.fields["prompt"] for line in lines)
+
+
+def _cache_dir() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "genai"
+
+
+def _write_parity(
+    console: Console, reports: list[ParityReport], as_json: bool, junit: Path | None, md: Path | None, html: Path | None
+) -> None:
+    from genai_cli.report import html as html_page
+    from genai_cli.report import json as json_text
+    from genai_cli.report import junit as junit_xml
+    from genai_cli.report import markdown as markdown_text
+
+    if as_json:
+        console.data(json_text.dumps(reports[0] if len(reports) == 1 else reports))
+    several = {"--junit": junit, "--md": md, "--html": html}
+    if len(reports) > 1 and any(several.values()):
+        raise GenaiError("--junit, --md and --html take one model", hint="run parity once for each")
+    for path, render in ((junit, junit_xml.junit), (md, markdown_text.markdown), (html, html_page.page)):
+        if path is not None:
+            _write(path, render(reports[0]))
+            console.talk(f"written: {path}")
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        raise GenaiError(f"cannot write `{path}`: {error.strerror}") from None
+
+
+@app.command("mirror-check")
+def mirror_check(
+    model: ModelArg,
+    prompt: PromptOpt = None,
+    prompt_ids: IdsOpt = None,
+    page_size: PageOpt = 16,
+    prove: Annotated[bool, typer.Option(help="Plant defects; each must be caught.")] = False,
+    seed: Annotated[int, typer.Option(help="Of the ids when there is no prompt and no tokenizer.")] = 0,
+    json_: JsonOpt = False,
+    junit: JunitOpt = None,
+    md: MarkdownOpt = None,
+    device: DeviceOpt = "cpu",
+    threads: ThreadsOpt = None,
+    quiet: QuietOpt = False,
+) -> None:
+    """Prove that KV pages hold exactly what the decoder computed."""
+    from genai_cli.backends.cpu import copy_table
+    from genai_cli.checks import mirror_render
+    from genai_cli.checks.mirror import MirrorSettings
+    from genai_cli.checks.mirror import mirror_check as check
+    from genai_cli.checks.session import Request, prompts_of
+    from genai_cli.checks.target import open_target
+    from genai_cli.model import parse_ids
+    from genai_cli.report.json import dumps
+
+    console = _console(quiet)
+    target = open_target(model, _place(device, threads))
+    request = Request(() if prompt is None else (prompt,), parse_ids(prompt_ids) if prompt_ids else ())
+    ids = prompts_of(model, target, request, seed)[0][0].ids.tolist()
+    with console.progress(f"mirror-check {model.name}") as tick:
+        report = check(target, ids, MirrorSettings(page_size, prove, copy_table), tick)
+    console.data(dumps(report) if json_ else mirror_render.text(report))
+    for path, render in ((junit, mirror_render.junit), (md, mirror_render.markdown)):
+        if path is not None:
+            _write(path, render(report))
+    raise typer.Exit(report.exit_code)
+
+
+def main() -> None:
+    """The `genai` program: every way out has its exit code."""
+    sys.exit(_run())
+
+
+def _run() -> int:
+    console = Console()
+    try:
+        code = app(standalone_mode=False)
+        return int(code or 0)
+    except typer.Exit as ended:
+        return int(ended.exit_code)
+    except (typer.Abort, KeyboardInterrupt):
+        console.error("interrupted")
+        return ExitCode.INTERRUPTED
+    except ClosedPipe:
+        return ExitCode.OK
+    except GenaiError as error:
+        _trace()
+        console.error(error.message, error.hint)
+        return error.exit_code
+    except Exception as error:
+        return _unexpected(console, error)
+
+
+def _unexpected(console: Console, error: Exception) -> int:
+    """Usage errors come from the command line library; everything else is ours to mend."""
+    if hasattr(error, "format_message") and hasattr(error, "exit_code"):
+        console.error(error.format_message(), "genai --help")
+        return ExitCode.CANNOT
+    if isinstance(error, BrokenPipeError):
+        sever_stdout()
+        return ExitCode.OK
+    if isinstance(error, MemoryError):
+        console.error("out of memory", "use a shorter prompt, fewer --kv-pages or a smaller model")
+        return ExitCode.CANNOT
+    _trace()
+    console.error(
+        f"internal error: {type(error).__name__}: {error}", "run again with `genai --debug ...` and report it"
+    )
+    return ExitCode.INTERNAL
+
+
+def _trace() -> None:
+    if _State.debug:
+        traceback.print_exc()
+
+
+if __name__ == "__main__":
+    main()

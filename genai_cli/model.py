@@ -1,0 +1,265 @@
+"""A model folder opened for generation: package, engine, tokenizer, template, prefix cache."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from genai_cli import __version__
+from genai_cli.backends.cpu import copy_table
+from genai_cli.backends.open import open_backend
+from genai_cli.errors import GenaiError
+from genai_cli.generate import Generated, Limits, generate
+from genai_cli.kv.pages import DEFAULT_PAGE_SIZE, default_num_pages
+from genai_cli.kv.session import PagedKv
+from genai_cli.package.decoder import LoadedDecoder, load_decoder
+from genai_cli.package.model import ModelPackage
+from genai_cli.package.open import open_package
+from genai_cli.package.prompts import open_chat_template, open_tokenizer
+from genai_cli.runners.base import Runner
+from genai_cli.runners.native import NativeRunner
+from genai_cli.sampling import SamplingOptions
+from genai_cli.text.chat import ChatTemplate
+from genai_cli.text.stop import StopMatcher
+from genai_cli.text.tokenizer import Tokenizer
+
+BackendName = Literal["native", "ort"]
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class OpenOptions:
+    """How the engine is opened. `page_size` 0 or `num_pages` 0: no paging at all."""
+
+    backend: BackendName = "native"
+    device: str = "cpu"
+    threads: int | None = None
+    exact: bool = False
+    isa: str | None = None
+    page_size: int = DEFAULT_PAGE_SIZE
+    num_pages: int | None = None
+    prefix_cache: bool = True
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One prompt in one of its three forms, and what is wanted of it."""
+
+    prompt: str | None = None
+    messages: tuple[Message, ...] = ()
+    prompt_ids: tuple[int, ...] | None = None
+    system: str | None = None
+    raw: bool = False
+    stops: tuple[str, ...] = ()
+    options: SamplingOptions = field(default_factory=SamplingOptions)
+    limits: Limits = field(default_factory=Limits)
+    num_logprobs: int = 0
+
+
+@dataclass
+class Answer:
+    """A generation with its text, which ends before any stop sequence."""
+
+    generated: Generated
+    text: str
+
+
+@dataclass
+class Model:
+    """Opened once, asked many times."""
+
+    path: Path
+    package: ModelPackage
+    decoder: LoadedDecoder
+    runner: Runner
+    options: OpenOptions
+    load_s: float
+    kv: PagedKv | None
+    kv_reason: str
+    warnings: tuple[str, ...] = ()
+    _tokenizer: Tokenizer | None = field(default=None, repr=False)
+    _template: ChatTemplate | None = field(default=None, repr=False)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Opened when first needed: ids in and ids out need none."""
+        if self._tokenizer is None:
+            self._tokenizer = open_tokenizer(self.package)
+            self._template = open_chat_template(self.package)
+        return self._tokenizer
+
+    def encode(self, ask: Ask) -> list[int]:
+        """Prompt ids: given, or tokenized; the chat template unless raw or there is none. Special tokens are added only
+        to raw text (a template writes its own)."""
+        if ask.prompt_ids is not None:
+            vocab = self.runner.vocab_size
+            bad = [token for token in ask.prompt_ids if token < 0 or (vocab and token >= vocab)]
+            if bad:
+                raise GenaiError(f"prompt ids {bad[:5]} are outside the vocabulary of {vocab}")
+            return list(ask.prompt_ids)
+        tokenizer = self.tokenizer
+        messages = list(ask.messages) or [{"role": "user", "content": ask.prompt or ""}]
+        if ask.system is not None:
+            messages.insert(0, {"role": "system", "content": ask.system})
+        if ask.raw or self._template is None:
+            if ask.messages and not ask.raw:
+                raise GenaiError("`messages` need a chat template, the package has none", hint="give `prompt` instead")
+            return self._raw_ids(tokenizer, "".join(str(message["content"]) for message in messages))
+        return tokenizer.encode(self._template.render(messages), add_special_tokens=False)
+
+    def _raw_ids(self, tokenizer: Tokenizer, text: str) -> list[int]:
+        ids = tokenizer.encode(text, add_special_tokens=True)
+        if not ids and self.package.bos_token_id is not None:
+            return [self.package.bos_token_id]
+        return ids
+
+    def ask(self, ask: Ask, on_text: Callable[[str], None] = lambda text: None) -> Answer:
+        """Generate; `on_text` gets pieces that are certain, never half a character, never a stop sequence."""
+        ids = self.encode(ask)
+        stops = StopMatcher(ask.stops)
+        stream = self.tokenizer.stream() if self.package.tokenizer is not None else None
+        pieces: list[str] = []
+
+        def send(text: str) -> None:
+            if text:
+                pieces.append(text)
+                on_text(text)
+
+        def on_token(token: int) -> bool:
+            if stream is not None:
+                send(stops.push(stream.push(token)))
+            return stops.matched is not None
+
+        limits = ask.limits
+        if limits.max_new_tokens is None and limits.max_length is None:
+            limits = replace(limits, max_length=self.package.search.max_length)
+        generated = generate(
+            self.runner, ids, ask.options, limits, eos_ids=self.package.eos_token_ids, num_logprobs=ask.num_logprobs,
+            on_token=on_token, kv=self.kv,
+        )  # fmt: skip
+        if stream is not None:
+            send(stops.push(stream.finish()))
+            send(stops.finish())
+        generated.timings.load_s = self.load_s
+        return Answer(generated, "".join(pieces))
+
+
+def open_model(path: Path, options: OpenOptions | None = None) -> Model:
+    """Open a folder or file on one engine. GenaiError for a bad package, an unsupported graph or a missing device."""
+    started, options = time.perf_counter(), options or OpenOptions()
+    package = open_package(path)
+    decoder = load_decoder(package)
+    runner = open_runner(decoder, options)
+    kv, reason = _paged(runner, options)
+    load_s = time.perf_counter() - started
+    return Model(path, package, decoder, runner, options, load_s, kv, reason, (*package.warnings, *decoder.warnings))
+
+
+def open_runner(decoder: LoadedDecoder, options: OpenOptions) -> Runner:
+    """The one factory of runners."""
+    if not decoder.io.input_ids:
+        raise GenaiError(
+            f"the decoder reads `{decoder.io.inputs_embeds}`, made by other components of the package, and not ids",
+            hint="packages of several components are not run yet",
+        )
+    if options.backend == "native":
+        backend = open_backend(options.device, threads=options.threads, isa=options.isa)
+        return NativeRunner(decoder.graph, backend, io=decoder.io, context_len=decoder.context_len, exact=options.exact)
+    if options.exact:
+        raise GenaiError("--exact is native's f32 mode; ONNX Runtime runs the graph as it is", hint="--backend native")
+    from genai_cli.runners.ort import OrtRunner  # the slow import, only where it runs
+
+    return OrtRunner(
+        decoder.path, io=decoder.io, graph=decoder.graph, context_len=decoder.context_len, device=options.device,
+        threads=options.threads,
+    )  # fmt: skip
+
+
+def _paged(runner: Runner, options: OpenOptions) -> tuple[PagedKv | None, str]:
+    gate = runner.supports_paged_kv()
+    if not gate.supported:
+        return None, gate.reason
+    if not options.prefix_cache:
+        return None, "switched off"
+    if options.page_size < 1:
+        raise GenaiError(f"--page-size is {options.page_size}; wanted at least 1")
+    pages = options.num_pages
+    if pages is None:
+        context = min(runner.context_len or 4096, 4096)
+        pages = default_num_pages(runner.kv_layout, options.page_size, context, available_bytes())
+    needs_state = bool(runner.snapshot_state())
+    return PagedKv(runner.kv_layout, options.page_size, pages, needs_state, copy=copy_table), gate.reason
+
+
+def available_bytes() -> int:
+    """Physical memory that is free now, as far as the system tells."""
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def document(model: Model, answer: Answer) -> dict[str, Any]:
+    """The `genai.generate/1` JSON document of one answer."""
+    made, timings = answer.generated, answer.generated.timings
+    info = model.runner.info
+    result: dict[str, Any] = {
+        "schema": "genai.generate/1",
+        "model": str(model.path),
+        "backend": info.name,
+        "device": model.options.device,
+        "prompt_token_ids": made.prompt_token_ids,
+        "token_ids": made.token_ids,
+        "text": answer.text,
+        "finish_reason": made.finish_reason,
+        "num_cached_tokens": made.num_cached_tokens,
+        "timings": {
+            "load_s": timings.load_s,
+            "ttft_s": timings.ttft_s,
+            "prefill_tok_s": timings.prefill_tok_s,
+            "decode_tok_s": timings.decode_tok_s,
+        },
+        "peak_rss_bytes": peak_rss_bytes(),
+        "versions": {"genai": __version__, info.name: info.version, "providers": list(info.providers)},
+    }
+    if made.logprobs:
+        result["logprobs"] = [
+            {"id": chosen.id, "logprob": chosen.logprob, "top": [{"id": t.id, "logprob": t.logprob} for t in top]}
+            for chosen, top in made.logprobs
+        ]
+    return result
+
+
+def peak_rss_bytes() -> int:
+    """Most memory this process ever held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def sampling_of(package: ModelPackage, given: dict[str, Any], *, greedy: bool) -> SamplingOptions:
+    """Effective options: flags, else the package's search section, else greedy. Any sampling flag means sampling."""
+    search = package.search
+    defaults: dict[str, Any] = {
+        "temperature": search.temperature,
+        "top_k": search.top_k,
+        "top_p": search.top_p,
+        "min_p": search.min_p,
+        "repetition_penalty": search.repetition_penalty,
+        "no_repeat_ngram": search.no_repeat_ngram_size,
+        "min_new_tokens": None,
+        "seed": search.random_seed if search.random_seed is not None and search.random_seed >= 0 else None,
+    }
+    flags = {name: value for name, value in given.items() if value is not None}
+    sampling = bool({"temperature", "top_k", "top_p", "min_p", "seed"} & set(flags))
+    chosen = {name: value for name, value in defaults.items() if value is not None} | flags
+    return SamplingOptions(greedy=greedy or not (sampling or search.do_sample), **chosen)
+
+
+def parse_ids(text: str) -> tuple[int, ...]:
+    """`1,2,3` as ids. GenaiError names what is no number."""
+    parts: Sequence[str] = [part.strip() for part in text.split(",") if part.strip()]
+    try:
+        return tuple(int(part) for part in parts)
+    except ValueError:
+        raise GenaiError(f"--prompt-ids `{text[:60]}`: wanted whole numbers separated by commas") from None
