@@ -18,7 +18,7 @@ from genai_cli.errors import ExitCode, GenaiError, worst
 if TYPE_CHECKING:
     from genai_cli.batch import BatchResult
     from genai_cli.checks.target import Place
-    from genai_cli.model import Ask, Model, OpenOptions
+    from genai_cli.model import Ask, BackendName, Model
     from genai_cli.report.parity import ParityReport
 
 app = typer.Typer(
@@ -132,16 +132,8 @@ def generate(
     spoken = None if prompts is not None else _prompt(text, prompt, prompt_file, prompt_ids)
     if prompts is None and (out is not None or resume):
         raise GenaiError("--out and --resume belong to a batch", hint="add --prompts FILE.jsonl")
-    options: OpenOptions = OpenOptions(
-        backend,
-        device,
-        threads,
-        exact,
-        _isa(),
-        page_size,
-        kv_pages,
-        prefix_cache,  # type: ignore[arg-type]
-    )
+    engine: BackendName = "ort" if backend == "ort" else "native"
+    options = OpenOptions(engine, device, threads, exact, _isa(), page_size, kv_pages, prefix_cache)
     opened = open_model(model, options)
     for warning in opened.warnings:
         console.talk(f"warning: {warning}")
@@ -269,11 +261,11 @@ def _batch_end(console: Console, result: BatchResult) -> None:
 def inspect(model: ModelArg, json_: JsonOpt = False) -> None:
     """Show what a package is, what native covers and why not, and what would be gated."""
     from genai_cli.checks.inspect import inspect_model
-    from genai_cli.report.inspect_text import text
+    from genai_cli.report.inspect_text import lines
     from genai_cli.report.json import dumps
 
     found = inspect_model(model)
-    Console().data(dumps(found) if json_ else text(found))
+    Console().data(dumps(found) if json_ else "\n".join(lines(found)) + "\n")
 
 
 def _place(device: str, threads: int | None) -> Place:

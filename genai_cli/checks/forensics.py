@@ -80,7 +80,7 @@ def _same(a: np.ndarray, b: np.ndarray) -> bool:
 def _whole(got: np.ndarray, want: np.ndarray) -> Iterator[str]:
     if not bits(got).any():
         yield "all zero: nothing was copied, or it was cleared afterwards"
-    zero = ~bits(got).any(axis=(0, 2))
+    zero = np.logical_not(np.any(bits(got), axis=(0, 2)))
     others = ~zero
     if zero.any() and _same(got[:, others], want[:, others]):
         yield f"positions {_span(zero)} are zero"

@@ -10,7 +10,7 @@ import numpy as np
 
 from genai_cli.checks import mirror_checks as checks
 from genai_cli.checks.forensics import compare_rows
-from genai_cli.checks.limits import KAPPA, ceiling
+from genai_cli.checks.limits import KAPPA
 from genai_cli.checks.mirror_checks import Outcome
 from genai_cli.checks.mirror_mutants import Judged, controls, prove
 from genai_cli.checks.mirror_scene import Scene
@@ -23,6 +23,7 @@ from genai_cli.runners.base import Runner
 
 Progress = Callable[[str], None]
 SCHEMA = "genai.mirror-check/1"
+VALUE_NMSE = 1e-6  # checks/limits.py, the f32 ceiling: values are compared in exact mode
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def _values(native: Runner, oracle: Runner, prompt: list[int]) -> Outcome:
         runner.reset()
         runner.step(ids)
     return checks.value_parity(
-        checks.in_order(native.kv_rows(0, len(ids))), checks.in_order(oracle.kv_rows(0, len(ids))), ceiling("f32").nmse
+        checks.in_order(native.kv_rows(0, len(ids))), checks.in_order(oracle.kv_rows(0, len(ids))), VALUE_NMSE
     )
 
 
@@ -154,7 +155,7 @@ def _injected(native: Runner, oracle: Runner, prompt: list[int]) -> Outcome:
     if cause is not None:
         return Outcome("inject", size, False, str(cause))
     theirs, ours = oracle.step(ids[-1:]), native.step(ids[-1:])
-    outcome = checks.value_parity([ours[None]], [theirs[None]], ceiling("f32").nmse)
+    outcome = checks.value_parity([ours[None]], [theirs[None]], VALUE_NMSE)
     return replace(outcome, id="inject", compared_bytes=size + outcome.compared_bytes)
 
 

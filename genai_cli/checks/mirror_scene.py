@@ -116,7 +116,8 @@ class ClosedFormDecoder:
     vocab_size = 5
 
     def __init__(self, layout: KvLayout, capacity: int, *, recurrent: bool = False) -> None:
-        self.kv_layout, self.context_len, self.recurrent = layout, capacity, recurrent
+        self.kv_layout, self.recurrent = layout, recurrent
+        self.context_len: int | None = capacity
         self._buffers = [np.empty((c.num_heads, capacity, c.head_dim), c.dtype) for c in layout.components]
         self._state = np.zeros(3)
         self._length = 0

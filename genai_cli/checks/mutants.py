@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from genai_cli.graph.cuts import blocks
 from genai_cli.graph.io import decoder_io
 from genai_cli.graph.ir import Graph, Initializer, Node, ValueInfo
 from genai_cli.ops.dtypes import is_float
@@ -36,9 +37,16 @@ class EngineMutant:
     pick: Callable[[np.ndarray], int] | None = None  # a defect of the sampler
 
 
-def attention_nodes(graph: Graph) -> list[Node]:
-    """Attention ops in order."""
-    return [node for node in graph.nodes if node.op_type in ATTENTION]
+def num_layers(graph: Graph) -> int:
+    """Blocks of the decoder, attention or not."""
+    return len(blocks(graph, decoder_io(graph)))
+
+
+def _layer_nodes(graph: Graph, layer: int) -> list[Node]:
+    """The nodes of one block, in order."""
+    found = blocks(graph, decoder_io(graph))
+    names = set(found[layer].nodes) if layer < len(found) else set()
+    return [node for node in graph.nodes if names.intersection(node.outputs)]
 
 
 def _with_node(graph: Graph, old: Node, new: Node) -> Graph:
@@ -60,8 +68,7 @@ def weight_of(name: str, values: np.ndarray) -> Initializer:
 
 
 def _attention(graph: Graph, layer: int) -> Node | None:
-    nodes = attention_nodes(graph)
-    return nodes[layer] if layer < len(nodes) else None
+    return next((node for node in _layer_nodes(graph, layer) if node.op_type in ATTENTION), None)
 
 
 def scaled_attention(layer: int, size: float) -> Transform:
@@ -84,15 +91,15 @@ def attention_scale(graph: Graph, layer: int, size: float = 0.02) -> Graph | Non
 
 
 def layer_number(graph: Graph, layer: int) -> int:
-    """The number that the graph's KV names give to an attention layer; sparse in hybrids."""
-    bindings = [binding for binding in decoder_io(graph).kv if binding.kind == "key"]
-    return bindings[layer].layer if layer < len(bindings) else layer
+    """The number that the graph's KV or state names give to a block; sparse numbering is legal."""
+    found = blocks(graph, decoder_io(graph))
+    return found[layer].layer if layer < len(found) else layer
 
 
 def head_dim(graph: Graph, layer: int) -> int | None:
-    """D of an attention layer, as its KV is bound."""
-    bindings = [binding for binding in decoder_io(graph).kv if binding.kind == "key"]
-    return bindings[layer].head_dim if layer < len(bindings) else None
+    """D of a block's KV, as it is bound."""
+    number = layer_number(graph, layer)
+    return next((b.head_dim for b in decoder_io(graph).kv if b.layer == number), None)
 
 
 def rotary_base(graph: Graph, layer: int) -> Graph | None:
@@ -122,8 +129,7 @@ def _rotary(graph: Graph, layer: int) -> Node | None:
     node = _attention(graph, layer)
     if node is not None and node.op_type == "GroupQueryAttention" and node.attrs.get("do_rotary"):
         return node if all(node.inputs[i] in graph.initializers for i in _tables(node)) else None
-    rotary = [n for n in graph.nodes if n.op_type == "RotaryEmbedding"]
-    chosen = rotary[2 * layer] if 2 * layer < len(rotary) else None
+    chosen = next((n for n in _layer_nodes(graph, layer) if n.op_type == "RotaryEmbedding"), None)
     return chosen if chosen and all(chosen.inputs[i] in graph.initializers for i in _tables(chosen)) else None
 
 
@@ -132,10 +138,10 @@ def rotary_interleave(graph: Graph, layer: int) -> Graph | None:
     node = _attention(graph, layer)
     if node is not None and node.op_type == "GroupQueryAttention" and node.attrs.get("do_rotary"):
         return _with_attrs(graph, node, rotary_interleaved=1 - int(node.attrs.get("rotary_interleaved", 0)))
-    rotary = [n for n in graph.nodes if n.op_type == "RotaryEmbedding"]
-    if 2 * layer >= len(rotary):
-        return None
-    return _with_attrs(graph, rotary[2 * layer], interleaved=1 - int(rotary[2 * layer].attrs.get("interleaved", 0)))
+    rotary = next((n for n in _layer_nodes(graph, layer) if n.op_type == "RotaryEmbedding"), None)
+    return (
+        None if rotary is None else _with_attrs(graph, rotary, interleaved=1 - int(rotary.attrs.get("interleaved", 0)))
+    )
 
 
 def causal_off_by_one(graph: Graph, layer: int) -> Graph | None:
@@ -162,24 +168,21 @@ def epsilon(graph: Graph, layer: int) -> Graph | None:
 
 
 def missing_bias(graph: Graph, layer: int) -> Graph | None:
-    """A bias that is added to a projection is forgotten."""
+    """A bias that is added to a projection is forgotten. Zero biases cannot be missed: not applicable."""
     for node in _layer_nodes(graph, layer):
-        bias = next((n for n in node.inputs if n in graph.initializers and len(graph.initializers[n].shape) == 1), None)
-        if node.op_type == "Add" and bias and np.any(graph.initializers[bias].array()):
-            array = graph.initializers[bias].array()
+        bias = _bias(graph, node)
+        if bias and np.any(graph.initializers[bias].array()):
             name = f"{bias}/mutant"
-            graph = replace(graph, initializers={**graph.initializers, name: weight_of(name, np.zeros_like(array))})
+            zeros = weight_of(name, np.zeros_like(graph.initializers[bias].array()))
+            graph = replace(graph, initializers={**graph.initializers, name: zeros})
             return _with_node(graph, node, replace(node, inputs=[name if n == bias else n for n in node.inputs]))
     return None
 
 
-def _layer_nodes(graph: Graph, layer: int) -> list[Node]:
-    """Nodes from the attention op of `layer` up to the next one."""
-    marks = [index for index, node in enumerate(graph.nodes) if node.op_type in ATTENTION]
-    if layer >= len(marks):
-        return []
-    stop = marks[layer + 1] if layer + 1 < len(marks) else len(graph.nodes)
-    return graph.nodes[marks[layer] : stop]
+def _bias(graph: Graph, node: Node) -> str | None:
+    """The vector that an Add or a Gemm adds to every row."""
+    given = {"Add": node.inputs, "Gemm": node.inputs[2:]}.get(node.op_type, [])
+    return next((n for n in given if n in graph.initializers and len(graph.initializers[n].shape) == 1), None)
 
 
 def kv_head_mapping(graph: Graph, layer: int) -> Graph | None:
@@ -340,7 +343,7 @@ def judged(mutant: EngineMutant, report: ParityReport, layer: int | None) -> Mut
 def prove(
     graph: Graph, run: Callable[[EngineMutant, Transform, int | None], ParityReport], layers: Sequence[int]
 ) -> list[Mutant]:
-    """Every mutant at every given layer (index among attention layers). `run` runs parity with the defect planted."""
+    """Every mutant at every given block. `run` runs parity with the defect planted."""
     made: list[Mutant] = []
     for mutant in ENGINE_MUTANTS:
         for layer in layers if mutant.per_layer else [0]:

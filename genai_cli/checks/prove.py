@@ -23,7 +23,7 @@ def prove(
     artifact = preflight.artifact(target.model_path, target.graph, target.tokenizer_path)
     quiet = replace(settings, explain=False, save_golden=None, user_mode=False)
     oracles = consult(target, artifact, prompts, quiet, progress)
-    count = len(mutants.attention_nodes(target.graph))
+    count = mutants.num_layers(target.graph)
     chosen = sorted({0, count // 2, count - 1}) if count else []
 
     def run(mutant: mutants.EngineMutant, plant: Transform, layer: int | None) -> ParityReport:
@@ -66,15 +66,15 @@ def smallest_detectable(
     target: Target, prompts: Sequence[Prompt], settings: Settings, oracles: Oracles, progress: Callable[[str], None]
 ) -> dict[str, float]:
     """Power at the limit in use: the smallest relative change of one attention scale that still fails, in decades."""
-    nodes = mutants.attention_nodes(target.graph)
-    if not nodes:
+    layers = [
+        k for k in range(mutants.num_layers(target.graph)) if mutants.attention_scale(target.graph, k) is not None
+    ]
+    if not layers:
         return {}
     smallest = float("nan")
     for size in POWER_STEPS:
         progress(f"power: attention scale x (1 + {size:g})")
-        plant = mutants.scaled_attention(len(nodes) // 2, size)
-        if plant(target.graph) is target.graph:
-            return {}
+        plant = mutants.scaled_attention(layers[len(layers) // 2], size)
         report = parity(target, prompts, replace(settings, transform=plant), lambda _: None, oracles)
         if report.exit_code != 1:
             break
