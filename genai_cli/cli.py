@@ -16,6 +16,7 @@ from genai_cli.console import ClosedPipe, Console, sever_stdout
 from genai_cli.errors import ExitCode, GenaiError, worst
 
 if TYPE_CHECKING:
+    from genai_cli.backends.cuda_device import CodeType, CudaOptions
     from genai_cli.batch import BatchResult
     from genai_cli.checks.target import Place
     from genai_cli.model import Ask, BackendName, Model
@@ -69,6 +70,19 @@ def _console(quiet: bool) -> Console:
 
 def _isa() -> str | None:
     return os.environ.get("GENAI_ISA") or None
+
+
+def _cuda(device: str) -> CudaOptions | None:
+    """Compiled kernels are kept in the cache directory; --debug waits after each launch, so that a fault has a name."""
+    if device == "cpu":
+        return None
+    from genai_cli.backends.cuda_device import CudaOptions
+
+    code = os.environ.get("GENAI_CUDA_CODE") or "cubin"
+    if code not in ("cubin", "ptx"):
+        raise GenaiError(f"GENAI_CUDA_CODE is `{code}`; wanted cubin or ptx", hint="unset GENAI_CUDA_CODE")
+    kind: CodeType = "ptx" if code == "ptx" else "cubin"
+    return CudaOptions(kind, _cache_dir() / "cuda", wait_after_launch=_State.debug)
 
 
 @app.command()
@@ -133,7 +147,7 @@ def generate(
     if prompts is None and (out is not None or resume):
         raise GenaiError("--out and --resume belong to a batch", hint="add --prompts FILE.jsonl")
     engine: BackendName = "ort" if backend == "ort" else "native"
-    options = OpenOptions(engine, device, threads, exact, _isa(), page_size, kv_pages, prefix_cache)
+    options = OpenOptions(engine, device, threads, exact, _isa(), page_size, kv_pages, prefix_cache, _cuda(device))
     opened = open_model(model, options)
     for warning in opened.warnings:
         console.talk(f"warning: {warning}")
@@ -272,11 +286,11 @@ def _place(device: str, threads: int | None) -> Place:
     from genai_cli.backends.open import open_backend
     from genai_cli.checks.target import Place
 
-    isa = _isa()
-    probe = open_backend(device, threads=threads, isa=isa)
+    isa, cuda = _isa(), _cuda(device)
+    probe = open_backend(device, threads=threads, isa=isa, cuda=cuda)
     return Place(
         getattr(probe, "threads", threads or 1),
-        lambda: open_backend(device, threads=threads, isa=isa),
+        lambda: open_backend(device, threads=threads, isa=isa, cuda=cuda),
         probe.description,
     )
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from genai_cli import __version__
 from genai_cli.backends.cpu import copy_table
+from genai_cli.backends.cuda_device import CudaOptions
 from genai_cli.backends.open import open_backend
 from genai_cli.errors import GenaiError
 from genai_cli.generate import Generated, Limits, generate
@@ -44,6 +45,7 @@ class OpenOptions:
     page_size: int = DEFAULT_PAGE_SIZE
     num_pages: int | None = None
     prefix_cache: bool = True
+    cuda: CudaOptions | None = None
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,7 @@ def open_runner(decoder: LoadedDecoder, options: OpenOptions) -> Runner:
             hint="packages of several components are not run yet",
         )
     if options.backend == "native":
-        backend = open_backend(options.device, threads=options.threads, isa=options.isa)
+        backend = open_backend(options.device, threads=options.threads, isa=options.isa, cuda=options.cuda)
         return NativeRunner(decoder.graph, backend, io=decoder.io, context_len=decoder.context_len, exact=options.exact)
     if options.exact:
         raise GenaiError("--exact is native's f32 mode; ONNX Runtime runs the graph as it is", hint="--backend native")
