@@ -176,9 +176,8 @@ def _prompt(text: str | None, prompt: str | None, file: Path | None, ids: str | 
     if text == "-":
         return _decoded(sys.stdin.buffer.read(), "stdin")
     given = text if text is not None else prompt
-    if given is not None and any(0xD800 <= ord(character) <= 0xDFFF for character in given):
-        raise GenaiError("the prompt is not valid UTF-8", hint="pass it by --prompt-file or on stdin as UTF-8")
-    return given
+    # the shell's bytes, whatever the locale made of them
+    return None if given is None else _decoded(os.fsencode(given), "the prompt")
 
 
 def _read(path: Path) -> bytes:
@@ -315,6 +314,9 @@ def parity(
     bundle: Annotated[
         Path | None, typer.Option(help="On failure, write a small repro here.", show_default=False)
     ] = None,
+    expect_flip: Annotated[
+        list[str] | None, typer.Option(help="POS:REASON[:YYYY-MM-DD], a known flip.", show_default=False)
+    ] = None,
     allow_skip: Annotated[bool, typer.Option(help="A skipped part is no failure.")] = False,
     floor_cache: Annotated[bool, typer.Option(help="Keep measured noise floors.")] = True,
     json_: JsonOpt = False,
@@ -327,13 +329,15 @@ def parity(
 ) -> None:
     """Say whether native computes what ONNX Runtime computes, on what evidence, and if not, where."""
     from genai_cli.checks.parity import Settings
-    from genai_cli.checks.session import Request, run
+    from genai_cli.checks.session import Request, expected_flips, run
     from genai_cli.model import parse_ids
 
     console = _console(quiet)
+    expected, overrides = expected_flips(expect_flip or [], kappa)
     settings = Settings(
         steps=steps, oracle=oracle, kappa=kappa, seed=seed, explain=explain, allow_skip=allow_skip,
         cache_dir=_cache_dir() if floor_cache else None, save_golden=save_golden,
+        expected_flips=expected, overrides=overrides,
     )  # fmt: skip
     texts = _texts(prompt, prompts)
     request = Request(texts, parse_ids(prompt_ids) if prompt_ids else (), prove, ops, perf, bundle)

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from genai_cli.errors import GenaiError
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -30,6 +32,11 @@ class Console:
         except BrokenPipeError:
             sever_stdout()
             raise ClosedPipe from None
+        except OSError as error:
+            sever_stdout()
+            raise GenaiError(
+                f"cannot write to stdout: {error.strerror}", hint="make room, or choose another file"
+            ) from None
 
     def talk(self, text: str) -> None:
         """A line to stderr."""
