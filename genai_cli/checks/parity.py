@@ -290,7 +290,14 @@ def locate(
     finally:
         native.close()
     found.layers, found.splice = located.layers, located.splice
-    found.place = located.place if _numbers_differ(found.checks) else ""
+    if _numbers_differ(found.checks):
+        found.place = located.place if located.source is not None else _kv_place(found) or located.place
+
+
+def _kv_place(found: Found) -> str:
+    """Where no cut is beyond its limit, the first cache that is beyond its own."""
+    row = next((row for row in found.kv if not row.nmse <= row.limit and row.layer >= 0), None)
+    return f"layer {row.layer}: {row.tensor} differs, worst at {row.worst}" if row else ""
 
 
 def _report(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ import numpy as np
 from genai_cli.checks import bundle as bundles
 from genai_cli.checks import preflight
 from genai_cli.checks.layers import Locator
-from genai_cli.checks.limits import ceiling
+from genai_cli.checks.limits import KAPPA, ceiling
 from genai_cli.checks.minimise import Minimised, minimise
 from genai_cli.checks.mirror_checks import transport
 from genai_cli.checks.mirror_scene import Scene
@@ -25,7 +27,7 @@ from genai_cli.checks.verdict import judge
 from genai_cli.errors import ExitCode, GenaiError
 from genai_cli.package.open import open_package
 from genai_cli.package.prompts import open_tokenizer
-from genai_cli.report.parity import Check, ParityReport
+from genai_cli.report.parity import Check, Override, ParityReport
 from genai_cli.runners.base import Runner
 
 Progress = Callable[[str], None]
@@ -69,6 +71,22 @@ def run(model: Path, request: Request, settings: Settings, place: Place, progres
     if request.bundle is not None and report.exit_code == ExitCode.DIFFERENT:
         report = bundled(target, prompts, settings, report, request.bundle, progress)
     return report
+
+
+def expected_flips(given: Sequence[str], kappa: float) -> tuple[dict[int, str], tuple[Override, ...]]:
+    """`POS:REASON[:YYYY-MM-DD]` and another kappa, as overrides that every report carries. An expired one is refused."""
+    expected: dict[int, str] = {}
+    overrides = [] if kappa == KAPPA else [Override("kappa", f"{kappa:g}", "--kappa")]
+    for text in given:
+        match = re.fullmatch(r"(\d+):([^:]+?)(?::(\d{4}-\d\d-\d\d))?", text)
+        if match is None:
+            raise GenaiError(f"--expect-flip `{text}`: wanted POS:REASON or POS:REASON:YYYY-MM-DD")
+        pos, reason, expires = match.groups()
+        if expires and date.fromisoformat(expires) < date.today():
+            raise GenaiError(f"--expect-flip `{text}` expired on {expires}", hint="look at the flip again")
+        expected[int(pos)] = reason
+        overrides.append(Override("expect-flip", pos, reason, expires or ""))
+    return expected, tuple(overrides)
 
 
 def transport_check(target: Target, prompt: Prompt) -> Check:

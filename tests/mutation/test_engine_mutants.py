@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from genai_cli.checks import mutants, preflight
 from genai_cli.checks.parity import Oracles, Prompt, Settings, Target, consult, parity
 from genai_cli.checks.target import Place, open_target
 from genai_cli.errors import ExitCode
+from genai_cli.graph.twins import Twin
 from genai_cli.report.text import headline
 
 PACKAGES = Path(__file__).resolve().parents[2] / "fixtures" / "packages"
@@ -93,8 +95,26 @@ def test_each_planted_defect_fails_at_its_layer(name):
     assert {"attention-scale", "rotary-interleave", "epsilon", "exponent-bit", "nan-in-layer", "tie-break"} <= killed
 
 
+def test_a_missing_bias_fails_at_its_layer(tmp_path):
+    """The test exports' biases are zero, which nobody can miss: give one of them values."""
+    folder = tmp_path / "biased"
+    shutil.copytree(PACKAGES / "gpt2-optimum", folder)
+    twin = Twin(folder / "model.onnx")
+    rng = np.random.default_rng(0)
+    for name in [n for n in twin.nudgeable() if n.endswith(".bias") and not twin.weight(n).any()]:
+        twin.replace(name, rng.normal(0, 0.1, twin.weight(name).shape).astype(np.float32))
+    (folder / "model.onnx").write_bytes(twin.serialize())
+    made = open_target(folder, PLACE)
+    clean = parity(made, prompts("gpt2-optimum"), SETTINGS, lambda _: None)
+    assert clean.verdict == "PASS"
+    planted = Settings(steps=SETTINGS.steps, transform=lambda graph: mutants.missing_bias(graph, 0))
+    report = parity(made, prompts("gpt2-optimum"), planted, lambda _: None)
+    assert report.exit_code == ExitCode.DIFFERENT
+    assert "layer 0" in headline(report)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_each_planted_defect_fails_at_every_layer(name):
-    layers = range(len(mutants.attention_nodes(target(name).graph)))
-    assert len(planted(name, list(layers) or [0])) >= 1
+    layers = list(range(mutants.num_layers(target(name).graph)))
+    assert {"exponent-bit", "nan-in-layer", "tie-break"} <= planted(name, layers)
