@@ -10,12 +10,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from genai_cli import __version__
 from genai_cli.backends.cpu import copy_table
 from genai_cli.backends.cuda_device import CudaOptions
 from genai_cli.backends.open import open_backend
+from genai_cli.engine.component import NativeComponent
 from genai_cli.errors import GenaiError
 from genai_cli.generate import Generated, Limits, generate
+from genai_cli.graph.loader import load_graph
 from genai_cli.kv.pages import DEFAULT_PAGE_SIZE, default_num_pages
 from genai_cli.kv.session import PagedKv
 from genai_cli.package.decoder import LoadedDecoder, load_decoder
@@ -24,6 +28,7 @@ from genai_cli.package.open import open_package
 from genai_cli.package.prompts import open_chat_template, open_tokenizer
 from genai_cli.runners.base import Runner
 from genai_cli.runners.native import NativeRunner
+from genai_cli.runners.pipeline import OpenComponent, PipelineRunner, over_components
 from genai_cli.sampling import SamplingOptions
 from genai_cli.text.chat import ChatTemplate
 from genai_cli.text.stop import StopMatcher
@@ -61,6 +66,7 @@ class Ask:
     options: SamplingOptions = field(default_factory=SamplingOptions)
     limits: Limits = field(default_factory=Limits)
     num_logprobs: int = 0
+    images: tuple[Path, ...] = ()  # one for each image token of the prompt
 
 
 @dataclass
@@ -120,9 +126,24 @@ class Model:
             return [self.package.bos_token_id]
         return ids
 
+    def _with_images(self, ids: list[int], images: Sequence[Path]) -> tuple[list[int], bytes]:
+        """Pictures for the prompt's image tokens; the ids they make of it, and their identity."""
+        if isinstance(self.runner, PipelineRunner):
+            return self.runner.prepare(ids, [self._picture(path) for path in images])
+        if images:
+            raise GenaiError(f"`{self.path}` takes no pictures: it has no vision encoder", hint="ask without --image")
+        return ids, b""
+
+    def _picture(self, path: Path) -> np.ndarray:
+        if self.package.processor_config is None:
+            raise GenaiError(f"`{self.path}` has no processor_config.json, which says how pictures are prepared")
+        from genai_cli.package.images import read_image  # Pillow, only for pictures
+
+        return read_image(self.package.processor_config, path)
+
     def ask(self, ask: Ask, on_text: Callable[[str], None] = lambda text: None) -> Answer:
         """Generate; `on_text` gets pieces that are certain, never half a character, never a stop sequence."""
-        ids = self.encode(ask)
+        ids, key = self._with_images(self.encode(ask), ask.images)
         stops = StopMatcher(ask.stops)
         stream = self.tokenizer.stream() if self.package.tokenizer is not None else None
         pieces: list[str] = []
@@ -142,7 +163,7 @@ class Model:
             limits = replace(limits, max_length=self.package.search.max_length)
         generated = generate(
             self.runner, ids, ask.options, limits, eos_ids=self.package.eos_token_ids, num_logprobs=ask.num_logprobs,
-            on_token=on_token, kv=self.kv,
+            on_token=on_token, kv=self.kv, key=key,
         )  # fmt: skip
         if stream is not None:
             send(stops.push(stream.finish()))
@@ -156,30 +177,50 @@ def open_model(path: Path, options: OpenOptions | None = None) -> Model:
     started, options = time.perf_counter(), options or OpenOptions()
     package = open_package(path)
     decoder = load_decoder(package)
-    runner = open_runner(decoder, options)
+    runner = open_runner(decoder, options, package)
     kv, reason = _paged(runner, options)
     load_s = time.perf_counter() - started
     return Model(path, package, decoder, runner, options, load_s, kv, reason, (*package.warnings, *decoder.warnings))
 
 
-def open_runner(decoder: LoadedDecoder, options: OpenOptions) -> Runner:
-    """The one factory of runners."""
-    if not decoder.io.input_ids:
-        raise GenaiError(
-            f"the decoder reads `{decoder.io.inputs_embeds}`, made by other components of the package, and not ids",
-            hint="packages of several components are not run yet",
-        )
-    if options.backend == "native":
-        backend = open_backend(options.device, threads=options.threads, isa=options.isa, cuda=options.cuda)
-        return NativeRunner(decoder.graph, backend, io=decoder.io, context_len=decoder.context_len, exact=options.exact)
-    if options.exact:
+def open_runner(decoder: LoadedDecoder, options: OpenOptions, package: ModelPackage | None = None) -> Runner:
+    """The one factory of runners. A decoder that reads embeddings gets the package's other components before it, on the
+    same engine."""
+    if not decoder.io.input_ids and package is None:
+        raise GenaiError(f"the decoder reads `{decoder.io.inputs_embeds}`, made by other components of its package")
+    if options.exact and options.backend == "ort":
         raise GenaiError("--exact is native's f32 mode; ONNX Runtime runs the graph as it is", hint="--backend native")
-    from genai_cli.runners.ort import OrtRunner  # the slow import, only where it runs
+    runner, open_component = (_native if options.backend == "native" else _ort)(decoder, options)
+    if decoder.io.input_ids or package is None:
+        return runner
+    return over_components(package, runner, _width(decoder), open_component)
 
-    return OrtRunner(
+
+def _native(decoder: LoadedDecoder, options: OpenOptions) -> tuple[Runner, OpenComponent]:
+    backend = open_backend(options.device, threads=options.threads, isa=options.isa, cuda=options.cuda)
+    runner = NativeRunner(
+        decoder.graph, backend, io=decoder.io, context_len=decoder.context_len, exact=options.exact
+    )  # fmt: skip
+    return runner, lambda part: NativeComponent(load_graph(part.path), backend)
+
+
+def _ort(decoder: LoadedDecoder, options: OpenOptions) -> tuple[Runner, OpenComponent]:
+    from genai_cli.runners.ort import OrtComponent, OrtRunner  # the slow import, only where it runs
+
+    runner = OrtRunner(
         decoder.path, io=decoder.io, graph=decoder.graph, context_len=decoder.context_len, device=options.device,
         threads=options.threads,
     )  # fmt: skip
+    return runner, lambda part: OrtComponent(part.path, device=options.device, threads=options.threads)
+
+
+def _width(decoder: LoadedDecoder) -> int:
+    """E of the embeddings the decoder reads."""
+    info = next(value for value in decoder.graph.inputs if value.name == decoder.io.inputs_embeds)
+    width = info.shape[-1] if info.shape else None
+    if not isinstance(width, int):
+        raise GenaiError(f"`{info.name}` has the shape {info.shape}; wanted a fixed last dimension")
+    return width
 
 
 def _paged(runner: Runner, options: OpenOptions) -> tuple[PagedKv | None, str]:

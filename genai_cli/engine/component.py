@@ -31,6 +31,7 @@ class NativeComponent:
         self._graph = fold_transposes(prune(graph, self._outputs))
         refuse(unsupported(self._graph))
         self._dtypes = {value.name: value.dtype for value in graph.inputs}
+        self._shapes = {value.name: value.shape for value in graph.inputs}
         self._backend, self._constants, self._arena = backend, Constants(backend), Arena(backend)
         self._recordings: OrderedDict[Shapes, Recorded] = OrderedDict()
 
@@ -39,10 +40,20 @@ class NativeComponent:
         if set(feeds) != set(self._dtypes):
             raise GenaiError(f"inputs {sorted(feeds)} were given, the component takes {sorted(self._dtypes)}")
         arrays = {name: np.ascontiguousarray(array, self._dtypes[name]) for name, array in feeds.items()}
+        for name, array in arrays.items():
+            self._check_shape(name, array.shape)
         shapes = tuple((name, array.shape) for name, array in sorted(arrays.items()))
         recorded = self._replay(shapes, arrays) or self._record(shapes, arrays)
         self._backend.synchronize()
         return {name: self._read(value) for name, value in recorded[2].items()}
+
+    def _check_shape(self, name: str, found: tuple[int, ...]) -> None:
+        wanted = self._shapes[name]
+        if wanted is None:
+            return
+        pairs = zip(found, wanted, strict=False)
+        if len(found) != len(wanted) or any(isinstance(want, int) and got != want for got, want in pairs):
+            raise GenaiError(f"`{name}` has the shape {list(found)}; wanted {list(wanted)}")
 
     def _read(self, value: Tensor | np.ndarray) -> np.ndarray:
         return value.copy() if isinstance(value, np.ndarray) else self._backend.download(value).copy()

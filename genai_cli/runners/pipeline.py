@@ -27,6 +27,9 @@ class Component(Protocol):
         ...
 
 
+OpenComponent = Callable[[PackagePart], Component]
+
+
 @dataclass(frozen=True)
 class Wiring:
     """Names by which the components are joined, and the token that stands for one feature row."""
@@ -58,7 +61,7 @@ def wiring(package: ModelPackage) -> Wiring:
 
 
 def over_components(
-    package: ModelPackage, decoder: Runner, feature_width: int, open_component: Callable[[PackagePart], Component]
+    package: ModelPackage, decoder: Runner, feature_width: int, open_component: OpenComponent
 ) -> PipelineRunner:
     """A runner of token ids over `decoder`; `open_component` opens the other parts on an engine of one's choice."""
     names = wiring(package)
@@ -77,6 +80,9 @@ class PipelineRunner:
         self, decoder: Runner, embedding: Component, vision: Component | None, names: Wiring, feature_width: int = 0
     ) -> None:
         self.decoder, self._embedding, self._vision, self._names = decoder, embedding, vision, names
+        self.kv_layout: KvLayout = decoder.kv_layout
+        self.context_len: int | None = decoder.context_len
+        self.vocab_size: int = decoder.vocab_size
         self._width = feature_width  # E of feature rows, for steps without any
         self._encoded: OrderedDict[bytes, np.ndarray] = OrderedDict()
         self._features = np.empty((0, feature_width), np.float32)
@@ -141,21 +147,6 @@ class PipelineRunner:
         return rows
 
     # -- Runner ------------------------------------------------------------------------------------------------------
-
-    @property
-    def kv_layout(self) -> KvLayout:
-        """The decoder's."""
-        return self.decoder.kv_layout
-
-    @property
-    def context_len(self) -> int | None:
-        """The decoder's."""
-        return self.decoder.context_len
-
-    @property
-    def vocab_size(self) -> int:
-        """The decoder's."""
-        return self.decoder.vocab_size
 
     @property
     def length(self) -> int:
