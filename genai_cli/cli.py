@@ -94,6 +94,10 @@ def generate(
     prompt: PromptOpt = None,
     prompt_file: Annotated[Path | None, typer.Option(help="Read the prompt from a file.", show_default=False)] = None,
     prompt_ids: IdsOpt = None,
+    image: Annotated[
+        list[Path] | None,
+        typer.Option(help="A picture for an image token of the prompt (repeatable).", show_default=False),
+    ] = None,
     prompts: Annotated[Path | None, typer.Option(help="A JSONL file of prompts.", show_default=False)] = None,
     out: Annotated[Path | None, typer.Option(help="Write the batch's results here.", show_default=False)] = None,
     resume: Annotated[bool, typer.Option(help="Continue an interrupted batch.")] = False,
@@ -154,7 +158,7 @@ def generate(
     ask = Ask(
         prompt=spoken, prompt_ids=None if prompt_ids is None else parse_ids(prompt_ids), system=system, raw=raw,
         stops=tuple(stop or ()), options=sampling_of(opened.package, given, greedy=greedy),
-        limits=Limits(max_new_tokens, max_length, ignore_eos), num_logprobs=logprobs,
+        limits=Limits(max_new_tokens, max_length, ignore_eos), num_logprobs=logprobs, images=tuple(image or ()),
     )  # fmt: skip
     if prompts is not None:
         return _batch(console, opened, ask, prompts, out, resume, given, greedy)
