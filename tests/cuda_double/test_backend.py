@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import gc
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from genai_cli.backends.cuda_device import CudaOptions
-from genai_cli.backends.open import device_index, open_backend
+from cuda_double.step import Step, fill_to
 from genai_cli.errors import ExitCode, GenaiError
 
 Make = Callable[..., Any]
@@ -114,42 +109,6 @@ def test_rows_that_are_not_there_are_refused(ask: tuple[int, int], cuda_backend:
 # -- recordings --------------------------------------------------------------------------------------------------------
 
 
-class Step:
-    """One decode step of a tiny layer over two slots, driven token by token."""
-
-    heads, dim = 2, 8
-
-    def __init__(self, backend: Any) -> None:
-        self.backend = backend
-        self.slots = [backend.kv_slot(self.heads, self.dim, F32) for _ in range(2)]
-        width = self.heads * self.dim
-        self.x, self.normed, self.y = (backend.empty((1, 1, width), F32) for _ in range(3))
-        self.gamma = backend.constant(np.ones(width, np.float32))
-        self.recording: Any = None
-
-    def token(self, position: int) -> bytes:
-        """Feed one token at a position; the step's output, bit by bit."""
-        backend, width = self.backend, self.heads * self.dim
-        backend.reserve(position + 1)
-        backend.set_past_len(position)
-        value = np.random.default_rng(position).standard_normal((1, 1, width)).astype(np.float32)
-        backend.upload(self.x, value)
-        if self.recording is None:
-            self._record()
-        else:
-            self.recording.replay()
-        return bytes(backend.download(self.y))
-
-    def _record(self) -> None:
-        attrs = {"num_heads": self.heads, "kv_num_heads": self.heads, "key_slot": 0, "value_slot": 1}
-        self.recording = self.backend.record()
-        self.recording.call("RMSNormalization", [self.x, self.gamma], [self.normed], {})
-        self.recording.call("genai.Attention", [self.normed, self.normed, self.x], [self.y], attrs)
-
-    def present(self, length: int) -> bytes:
-        return b"".join(bytes(np.ascontiguousarray(self.backend.kv_view(slot, 0, length))) for slot in self.slots)
-
-
 def test_eager_and_captured_are_the_same_over_three_growths(cuda_backend: Make) -> None:
     """256, 512, 1024, 2048: every growth makes the graph stale, and the counters tell all of it."""
     positions = [*range(3), 255, 256, 257, 511, 512, 513, 1023, 1024, 1025]
@@ -167,18 +126,6 @@ def test_eager_and_captured_are_the_same_over_three_growths(cuda_backend: Make) 
     assert counts.declined == []
     assert eager.backend.captures.eager_replays == len(positions) - 1
     assert eager.backend.captures.captures == 0
-
-
-def fill_to(step: Step, position: int) -> None:
-    """Seed the slots with fixed rows up to a position, growing on the way."""
-    step.backend.reserve(position)
-    held = step.backend.past_len
-    if position <= held:
-        return
-    for slot in step.slots:
-        rows = np.random.default_rng(slot.index).standard_normal((step.heads, position, step.dim)).astype(np.float32)
-        step.backend.kv_write(slot, rows[:, held:position], start=held)
-    step.backend.set_past_len(position)
 
 
 def test_slots_may_be_narrower_than_the_activations(cuda_backend: Make) -> None:
@@ -312,124 +259,6 @@ def test_a_dropped_backend_gives_everything_back(cuda_backend: Make, double: Any
     assert double.leaks()[0] == before
 
 
-# -- what is missing ---------------------------------------------------------------------------------------------------
-
-OPEN = """
-import sys
-from genai_cli.backends.cuda import CudaBackend, CudaOptions
-from genai_cli.errors import GenaiError
-try:
-    CudaBackend(int(sys.argv[1]), CudaOptions(code_type="ptx"))
-except GenaiError as error:
-    print(error.message)
-    sys.exit(int(error.exit_code))
-"""
-
-
-def opened(index: int, **environment: str) -> tuple[int, str]:
-    """Exit code and message of opening a device in a process of its own."""
-    command = [sys.executable, "-c", OPEN, str(index)]
-    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60)
-    return done.returncode, done.stdout.strip()
-
-
-def test_no_driver(double: Any) -> None:
-    code, said = opened(0, LD_LIBRARY_PATH="")
-    assert code == ExitCode.CANNOT
-    assert "libcuda.so.1" in said
-    assert "CUDA 13 is needed" in said
-    assert "\n" not in said
-
-
-@pytest.mark.parametrize(
-    ("index", "environment", "said"),
-    [
-        (3, {}, "device `cuda:3` was asked for, this machine has `1`"),
-        (0, {"CUDA_DOUBLE_DEVICES": "0"}, "CUDA_ERROR_NO_DEVICE"),
-        (0, {"CUDA_DOUBLE_DRIVER_VERSION": "12040"}, "the driver is for CUDA 12.4"),
-    ],
-)
-def test_a_device_that_cannot_be_used(index: int, environment: dict[str, str], said: str, double: Any) -> None:
-    code, message = opened(index, **double.environment(), **environment)
-    assert code == ExitCode.CANNOT
-    assert said in message
-    assert "\n" not in message
-
-
-def test_the_gpu_report_fails_without_a_device(double: Any) -> None:
-    script = Path(__file__).resolve().parents[2] / "scripts" / "gpu_report.py"
-    environment = {**os.environ, "LD_LIBRARY_PATH": ""}
-    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == ExitCode.CANNOT
-    assert "no CUDA driver" in done.stderr
-    assert done.stdout == ""
-
-
-def test_a_cache_that_cannot_be_written_is_only_a_note(tmp_path: Path, cuda_backend: Make) -> None:
-    (tmp_path / "file").write_text("not a directory")
-    backend = cuda_backend(cache_dir=tmp_path / "file" / "kernels")
-    assert Step(backend).token(0)
-    (note,) = backend.device.kernels.notes
-    assert "not kept" in note
-
-
-def test_kernels_are_kept_between_runs(tmp_path: Path, cuda_backend: Make) -> None:
-    first, second = cuda_backend(cache_dir=tmp_path), cuda_backend(cache_dir=tmp_path)
-    assert Step(first).token(0) == Step(second).token(0)
-    assert first.device.kernels.compiled > 0
-    assert second.device.kernels.compiled == 0
-
-
-def test_a_kernel_that_does_not_compile_shows_the_line(cuda_driver: Any) -> None:
-    from genai_cli.backends.cuda_device import compile_kernel
-
-    with pytest.raises(GenaiError, match=r"wrong.*\(2\).*identifier \"nonsense\"") as caught:
-        compile_kernel("__global__ void wrong() {\n  nonsense = 1;\n}\n", "wrong", "sm_90", "ptx")
-    assert caught.value.exit_code is ExitCode.INTERNAL
-
-
-def test_a_driver_that_refuses_the_image(cuda_backend: Make, double: Any) -> None:
-    """The double runs PTX only: to a cubin it answers as a driver does to an image that it cannot read."""
-    with pytest.raises(
-        GenaiError, match="does not load the cubin made for `sm_90`: CUDA_ERROR_NO_BINARY_FOR_GPU"
-    ) as caught:
-        Step(cuda_backend(code_type="cubin", cache_dir=None)).token(0)
-    assert caught.value.exit_code is ExitCode.CANNOT
-    double.reports()
-
-
-def test_an_architecture_nvrtc_does_not_know(cuda_driver: Any) -> None:
-    from genai_cli.backends.cuda_device import compile_kernel
-
-    with pytest.raises(GenaiError, match="architecture") as caught:
-        compile_kernel("__global__ void f() {}", "f", "sm_999", "cubin")
-    assert caught.value.exit_code is ExitCode.CANNOT
-
-
-def test_no_nvrtc(cuda_driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from genai_cli.backends.cuda_device import compile_kernel
-
-    def absent(*args: Any) -> None:
-        raise RuntimeError('Failure finding "libnvrtc.so": not in site-packages, not in the system')
-
-    monkeypatch.setattr("cuda.core.Program", absent)
-    with pytest.raises(GenaiError, match=r"NVRTC.*libnvrtc.*CUDA 13 is needed") as caught:
-        compile_kernel("", "none", "sm_90", "ptx")
-    assert caught.value.exit_code is ExitCode.CANNOT
-
-
-def test_a_fault_names_the_kernel(cuda_backend: Make, double: Any) -> None:
-    backend = cuda_backend(wait_after_launch=True)
-    short = backend.alias(backend.constant(np.zeros(4, np.float32)), (4,), F32)
-    long = backend.empty((64,), F32)
-    short.shape = (64,)
-    with pytest.raises(GenaiError, match="`unary`") as caught:
-        backend.record().call("Exp", [short], [long], {})
-    assert caught.value.exit_code is ExitCode.INTERNAL
-    assert "past the end" in double.reports()
-    double.clear_error()
-
-
 # -- products ----------------------------------------------------------------------------------------------------------
 
 
@@ -451,22 +280,3 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(dtype: Any, cuda_backe
     np.testing.assert_array_equal(whole[:3], product(a[:3]))
     wide = a.astype(np.float32) @ b.astype(np.float32)
     np.testing.assert_allclose(whole.astype(np.float32), wide, rtol=1.6e-2, atol=2e-2)  # bf16, as in ops/tolerance.py
-
-
-@pytest.mark.parametrize(("device", "index"), [("cpu", None), ("cuda", 0), ("cuda:3", 3)])
-def test_device_names(device: str, index: int | None) -> None:
-    assert device_index(device) == index
-
-
-@pytest.mark.parametrize("device", ["cuda:", "cuda:-1", "cuda:x", "gpu", "", "cpu:0"])
-def test_other_device_names_are_refused(device: str) -> None:
-    with pytest.raises(GenaiError, match="wanted `cpu`, `cuda` or `cuda:N`"):
-        open_backend(device)
-
-
-def test_a_name_opens_its_own_backend(cuda_driver: Any) -> None:
-    options = CudaOptions(code_type=cuda_driver.code_type, cache_dir=cuda_driver.cache_dir)
-    assert open_backend("cuda:0", cuda=options).name == "cuda"
-    assert open_backend("cpu", threads=1).name == "cpu"
-    with pytest.raises(GenaiError, match="`cuda:99` was asked for"):
-        open_backend("cuda:99", cuda=options)
