@@ -12,67 +12,103 @@ from genai_cli.package.model import Component, ModelPackage
 METADATA = "inference_metadata.yaml"
 _ROLES = {
     "input_ids": "token_input",
-    "inputs_embeds": "embedding_input",
+    "inputs_embeds": "inputs_embeds_input",
     "attention_mask": "attention_mask_input",
     "position_ids": "position_ids_input",
 }  # our role -> the key that names it
 _STATIC = {"write_indices": "write_indices_input", "kv_seq_len": "kv_sequence_length_input"}
+_MODELS = ("pipeline", "models")
+Keys = tuple[str, ...]
 
 
 def from_metadata(folder: Path, metadata: Document) -> ModelPackage:
-    """The package as its metadata declares it. EOS and other ids are not in it: see the files beside."""
-    io = ("model", "io")
-    if not metadata.mapping("model"):
-        raise GenaiError(f"`{METADATA}` has no `model`; wanted a mapping", hint="export the model again")
-    inputs = {role: name for role, key in _ROLES.items() if (name := metadata.text(*io, key))}
-    inputs |= {role: name for role, key in _STATIC.items() if (name := metadata.text(*io, "static_cache", key))}
-    logits = metadata.text(*io, "logits_output")
+    """The package as its metadata declares it: one decoder (`model`), or several files joined by `pipeline.dataflow`."""
+    models = metadata.mapping(*_MODELS)
+    if not models and not metadata.mapping("model"):
+        raise GenaiError(f"`{METADATA}` has no `model` and no `pipeline`", hint="export the model again")
+    decoder = _decoder_name(metadata) if models else ""
+    io: Keys = (*_MODELS, decoder, "io") if models else ("model", "io")
+    tokens: Keys = ("package", "tokenizer", "special_tokens")
+    eos = metadata.whole(*tokens, "eos", "id")
     return ModelPackage(
         path=folder,
         kind="mobius",
         model_type=metadata.text("model", "architecture") or "",
-        components=_components(folder, metadata, inputs, {"logits": logits} if logits else {}),
+        components=_pipeline(folder, metadata, decoder, io) if models else (_single(folder, metadata, io),),
         context_len=metadata.whole("model", "max_sequence_length", at_least=1),
         head_size=metadata.whole("model", "attention", "head_dim", at_least=1),
-        kv_pairs=_pairs(metadata),
+        bos_token_id=metadata.whole(*tokens, "bos", "id"),
+        eos_token_ids=() if eos is None else (eos,),
+        pad_token_id=metadata.whole(*tokens, "pad", "id"),
+        image_token_id=metadata.whole("pipeline", "vision", "image_token_id"),
+        kv_pairs=_pairs(metadata, io),
         warnings=metadata.warnings,
     )
 
 
-def _components(
-    folder: Path, metadata: Document, inputs: dict[str, str], outputs: dict[str, str]
-) -> tuple[Component, ...]:
-    """Declared files when there is a list of them, else the one model.onnx (or decoder/model.onnx)."""
-    declared = metadata.mapping("components")
-    if declared:
-        parts = []
-        for role in declared:
-            name = metadata.text("components", role, "filename") or metadata.text("components", role, "model") or ""
-            path = inside(folder, name, metadata, "components", role)
-            parts.append(
-                Component(role, path, inputs if role == "decoder" else {}, outputs if role == "decoder" else {})
-            )
-        return tuple(parts)
+def _decoder_name(metadata: Document) -> str:
+    names = [name for name in metadata.mapping(*_MODELS) if metadata.text(*_MODELS, name, "type") == "decoder"]
+    if len(names) != 1:
+        metadata.fail(_MODELS, f"one model of type `decoder` (found {len(names)})")
+    return names[0]
+
+
+def _single(folder: Path, metadata: Document, io: Keys) -> Component:
     for name in ("model.onnx", "decoder/model.onnx"):
         if (folder / name).is_file():
-            beside = (Component(role, path) for role, path in _beside(folder))
-            return (Component("decoder", folder / name, inputs, outputs), *beside)
+            return Component("decoder", folder / name, *_decoder_names(metadata, io))
     raise GenaiError(
         f"`{folder}` has `{METADATA}` but no `model.onnx`", hint="download or export the whole folder again"
     )
 
 
-def _beside(folder: Path) -> list[tuple[str, Path]]:
-    found = [
-        (role, folder / name / "model.onnx")
-        for role, name in (("embedding", "embedding"), ("vision", "vision_encoder"))
-    ]
-    return [(role, path) for role, path in found if path.is_file()]
+def _decoder_names(metadata: Document, io: Keys) -> tuple[dict[str, str], dict[str, str]]:
+    """Names of a decoder's inputs and outputs by role."""
+    inputs = {role: name for role, key in _ROLES.items() if (name := metadata.text(*io, key))}
+    inputs |= {role: name for role, key in _STATIC.items() if (name := metadata.text(*io, "static_cache", key))}
+    logits = metadata.text(*io, "logits_output")
+    return inputs, {"logits": logits} if logits else {}
 
 
-def _pairs(metadata: Document) -> dict[str, str]:
+def _pipeline(folder: Path, metadata: Document, decoder: str, io: Keys) -> tuple[Component, ...]:
+    """Roles follow the data: what feeds the decoder's embeddings is the embedding, what feeds that is the vision part."""
+    inputs, outputs = _decoder_names(metadata, io)
+    edges = _dataflow(metadata)
+    embeds = next((edge for edge in edges if edge[2:] == (decoder, inputs.get("inputs_embeds", ""))), None)
+    features = next((edge for edge in edges if embeds and edge[2] == embeds[0]), None)
+    parts = []
+    for name in metadata.mapping(*_MODELS):
+        keys = (*_MODELS, name, "filename")
+        path = inside(folder, metadata.text(*keys) or "", metadata, *keys)
+        if name == decoder:
+            parts.append(Component("decoder", path, inputs, outputs))
+        elif embeds and name == embeds[0]:
+            takes = {"image_features": features[3]} if features else {}
+            parts.append(Component("embedding", path, takes, {"inputs_embeds": embeds[1]}))
+        elif features and name == features[0]:
+            parts.append(Component("vision", path, {}, {"image_features": features[1]}))
+        else:
+            parts.append(Component(name, path))
+    return tuple(parts)
+
+
+def _dataflow(metadata: Document) -> list[tuple[str, str, str, str]]:
+    """(model, output, model, input) of every edge, written `model.port`."""
+    edges = metadata.get("pipeline", "dataflow") or []
+    if not isinstance(edges, list):
+        metadata.fail(("pipeline", "dataflow"), "a list of `from` and `to`")
+    found = []
+    for index in range(len(edges)):
+        ends = [metadata.text("pipeline", "dataflow", index, key) or "" for key in ("from", "to")]
+        if not all("." in end for end in ends):
+            metadata.fail(("pipeline", "dataflow", index), "`from` and `to`, each as `model.port`")
+        (source, output), (target, port) = (end.split(".", 1) for end in ends)
+        found.append((source, output, target, port))
+    return found
+
+
+def _pairs(metadata: Document, io: Keys) -> dict[str, str]:
     """past -> present of KV, static caches and states."""
-    io = ("model", "io")
     pairs: dict[str, str] = {}
     for past, present in (
         (("kv_inputs",), ("kv_outputs",)),

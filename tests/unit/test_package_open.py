@@ -12,6 +12,7 @@ from genai_cli.errors import ExitCode, GenaiError
 from genai_cli.package.decoder import load_decoder
 from genai_cli.package.open import open_package
 from genai_cli.package.prompts import open_chat_template, open_tokenizer
+from genai_cli.runners.pipeline import wiring
 
 PACKAGES = Path(__file__).parents[2] / "fixtures" / "packages"
 # name: kind, declared context, usable context, KV tensors, states
@@ -192,3 +193,60 @@ def edit(path: Path, **model: object) -> None:
     config = json.loads(path.read_text())
     config["model"].update(model)
     path.write_text(json.dumps(config, indent=2))
+
+
+PIPELINE = """\
+pipeline:
+  models:
+    eyes: {filename: vision_encoder/model.onnx, type: vision_encoder}
+    fuse: {filename: embedding/model.onnx, type: encoder}
+    text:
+      filename: decoder/model.onnx
+      type: decoder
+      io:
+        inputs_embeds_input: inputs_embeds
+        attention_mask_input: attention_mask
+        position_ids_input: position_ids
+        logits_output: logits
+        kv_inputs: [past_key_values.0.key, past_key_values.0.value, past_key_values.1.key, past_key_values.1.value]
+        kv_outputs: [present.0.key, present.0.value, present.1.key, present.1.value]
+  dataflow:
+    - {from: eyes.image_features, to: fuse.image_features}
+    - {from: fuse.inputs_embeds, to: text.inputs_embeds}
+  vision: {image_token_id: 5}
+package:
+  tokenizer:
+    special_tokens: {bos: {id: 1, content: <s>}, eos: {id: 2, content: </s>}}
+"""
+
+
+def test_a_pipeline_in_inference_metadata_is_the_same_package(tmp_path: Path) -> None:
+    folder = copy(PACKAGES / "gemma3-vlm", tmp_path / "m")
+    genai = open_package(folder)
+    (folder / "genai_config.json").unlink()
+    (folder / "inference_metadata.yaml").write_text(PIPELINE)
+    mobius = open_package(folder)
+    assert (mobius.kind, mobius.warnings) == ("mobius", ())
+    assert (mobius.image_token_id, mobius.bos_token_id, mobius.eos_token_ids) == (5, 1, (2,))
+    assert {part.role: part.path for part in mobius.components} == {part.role: part.path for part in genai.components}
+    assert load_decoder(mobius).io == load_decoder(genai).io
+    assert wiring(mobius) == wiring(genai)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("type: decoder", "type: encoder", "wanted one model of type `decoder` (found 0)"),
+        ("decoder/model.onnx", "../model.onnx", "line 6: `pipeline.models.text.filename`"),
+        ("embedding/model.onnx", "gone.onnx", "the file `gone.onnx` does not exist"),
+        ("from: eyes.image_features", "from: eyes", "wanted `from` and `to`, each as `model.port`"),
+        ("{image_token_id: 5}", "{image_token_id: x}", "line 18: `pipeline.vision.image_token_id` is `\"x\"`"),
+    ],
+)  # fmt: skip
+def test_a_pipeline_that_is_wrong(tmp_path: Path, old: str, new: str, message: str) -> None:
+    folder = copy(PACKAGES / "gemma3-vlm", tmp_path / "m")
+    (folder / "genai_config.json").unlink()
+    (folder / "inference_metadata.yaml").write_text(PIPELINE.replace(old, new))
+    with pytest.raises(GenaiError) as caught:
+        open_package(folder)
+    assert message in caught.value.message
