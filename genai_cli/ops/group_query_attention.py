@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -117,28 +118,52 @@ def GroupQueryAttention(
         q, k = (rotate(x, cos, sin, bool(rotary_interleaved)) for x in (q, k))
     held = 0 if past_key is None else past_key.shape[2]
     capacity = held if sliding_window_cache else max(held, total)
-    window = local_window_size if local_window_size > 0 else capacity
+    cache = Cache(capacity, local_window_size, bool(sliding_window_cache))
     sink = sinks(head_sink, smooth_softmax, q.dtype)
-    outputs, present_k, present_v = [], [], []
-    for b, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
-        evicts = bool(sliding_window_cache)
-        had = resident_rows(start, capacity, window) if evicts else start
-        keep = resident_rows(start + new, capacity, window) if evicts else start + new
-        keys, buffer_k = _store(k[b], None if past_key is None else past_key[b], had, keep, capacity)
-        content, buffer_v = _store(v[b], None if past_value is None else past_value[b], had, keep, capacity)
-        left = local_window_size - 1 if local_window_size > 0 else -1
-        seen = allowed(new, had + new, had, bool(causal), left)[0]
-        seen = seen & (np.arange(had + new) < had + max(length - start, 1))
-        bias = as_bias(seen, q.dtype)
-        if attention_bias is not None:
-            row = attention_bias[b if attention_bias.shape[0] > 1 else 0]
-            bias = bias + row[..., start - had : start + new]
-        done = attend(q[b : b + 1], keys[None], content[None], bias[None],
-                      scale=scale or 1 / math.sqrt(q.shape[3]), softcap=softcap, sink=sink)  # fmt: skip
-        outputs.append(done.output)
-        present_k.append(buffer_k)
-        present_v.append(buffer_v)
-    return merge_heads(np.concatenate(outputs)), np.stack(present_k), np.stack(present_v)
+    rule = {"scale": scale or 1 / math.sqrt(q.shape[3]), "softcap": softcap, "sink": sink}
+    rows = [
+        _attend_row((q[b], k[b], v[b]), (_row(past_key, b), _row(past_value, b)), start, length, cache, bool(causal),
+                    _row(attention_bias, b), rule)
+        for b, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True))
+    ]  # fmt: skip
+    outputs, present_k, present_v = (np.stack(part) for part in zip(*rows, strict=True))
+    return merge_heads(outputs), present_k, present_v
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A KV buffer: rows it has, the attention window (<= 0: none), and whether it lets go of what leaves the window."""
+
+    capacity: int
+    window: int
+    evicts: bool
+
+    def held(self, length: int) -> int:
+        """How many of `length` tokens are in the buffer."""
+        window = self.window if self.window > 0 else self.capacity
+        return resident_rows(length, self.capacity, window) if self.evicts else length
+
+
+def _row(array: Array | None, b: int) -> Array | None:
+    """Row b of a batch, or the only one."""
+    return None if array is None else array[b if array.shape[0] > 1 else 0]
+
+
+def _attend_row(
+    qkv: tuple[Array, Array, Array], past: tuple[Array | None, Array | None], start: int, length: int, cache: Cache,
+    causal: bool, attention_bias: Array | None, rule: dict[str, Any],
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    """One sequence: q, k, v [heads, T, D] at `start`; of its tokens `length` are real, the rest is padding."""
+    q, k, v = qkv
+    new = q.shape[1]
+    had, keep = cache.held(start), cache.held(start + new)
+    keys, buffer_k = _store(k, past[0], had, keep, cache.capacity)
+    content, buffer_v = _store(v, past[1], had, keep, cache.capacity)
+    seen = allowed(new, had + new, had, causal, cache.window - 1 if cache.window > 0 else -1)[0]
+    bias = as_bias(seen & (np.arange(had + new) < had + max(length - start, 1)), q.dtype)
+    if attention_bias is not None:
+        bias = bias + attention_bias[..., start - had : start + new]
+    return attend(q[None], keys[None], content[None], bias[None], **rule).output[0], buffer_k, buffer_v
 
 
 def _positions(starts: Array, new: int, position_ids: Array | None, limit: int) -> Array:
