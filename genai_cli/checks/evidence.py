@@ -16,6 +16,7 @@ from genai_cli.kv.layout import KvLayout
 from genai_cli.report.parity import Check, CheckVerdict, Flip, KvRow, Point
 from genai_cli.runners.base import Runner
 
+SAMPLED_TEMPERATURE = 0.8  # of the tokens sampled with shared noise
 MAX_POINTS = 2000  # positions drawn in the scatter
 
 
@@ -150,6 +151,13 @@ def tokens_check(logits: Logits, found: Sequence[Flip], bound: float) -> Check:
         limit=0.0, limit_source="margin > 2B cannot flip by noise", reason=reason,
         extra={"matched": matched, "flips": len(found), "mismatch_rate_below": mismatch_bound(num_decisive)},
     )  # fmt: skip
+
+
+def sampled_check(logits: Logits, bound: float, seed: int) -> Check:
+    """Tokens sampled with one noise on both sides, over all inputs."""
+    got, want = np.concatenate(logits.got), np.concatenate(logits.want)
+    finite = np.isfinite(got).all(axis=1) & np.isfinite(want).all(axis=1)
+    return statistics.sampled_check(got[finite], want[finite], bound, SAMPLED_TEMPERATURE, seed)
 
 
 def free_run(native: Runner, paths: Sequence[Path], pick: Callable[[np.ndarray], int]) -> Check:

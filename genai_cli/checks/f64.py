@@ -30,6 +30,8 @@ def f64_run(graph: Graph, path: Path) -> Run:
         raise GenaiError(
             f"the f64 oracle holds at most {MAX_WEIGHTS} weights, this model has {size}", hint="--oracle ort-sharp"
         )
+    if not decoder_io(graph).input_ids:
+        raise GenaiError("the f64 oracle feeds token ids; this decoder reads embeddings", hint="--oracle ort")
     wide = exact(graph)
     io = decoder_io(wide)
     values = {name: _wide(weight.array()) for name, weight in wide.initializers.items()}

@@ -22,6 +22,7 @@ from genai_cli.checks.paths import Path, Run, prefilled
 from genai_cli.graph.cuts import EmbeddingOutput, embedding_output
 from genai_cli.report.parity import Floor, Perturbation, Probe
 
+METHOD = "2"  # part of the cache key: counts changes of how floor and liveness are measured
 NUM_NUDGES = 8
 NUM_EMBEDDING_NUDGES = 2  # of them on the embedding output, the rest on weights
 Progress = Callable[[str], None]
@@ -123,7 +124,7 @@ def floor_of(found: dict[str, Noise], kappa: float, key: str) -> Floor:
 
 def cache_key(parts: Sequence[str]) -> str:
     """Artifact, oracle kind, ORT version, CPU features, ids, seed: whatever the floor depends on."""
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+    return hashlib.sha256("\0".join([METHOD, *parts]).encode()).hexdigest()[:32]
 
 
 def load(folder: FilePath | None, key: str, kappa: float) -> tuple[Floor, list[Probe]] | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -17,16 +18,30 @@ from genai_cli.checks.floor import nudges
 from genai_cli.checks.limits import KAPPA, ROUNDOFF_NMSE, ceiling
 from genai_cli.checks.oracles import Oracle, OracleRunner
 from genai_cli.checks.paths import Path, Run
+from genai_cli.engine.engine import Engine
 from genai_cli.graph.cuts import Block, blocks, embedding_output
 from genai_cli.graph.io import DecoderIo, decoder_io
 from genai_cli.graph.ir import Graph
 from genai_cli.ops.dtypes import is_float
 from genai_cli.report.parity import Floor, Layer, Splice
-from genai_cli.runners.native import NativeRunner
+from genai_cli.runners.base import Runner
 
 ALL_BLOCKS = 8  # up to so many blocks every one is spliced; beyond, only the source, unless asked
 Taps = dict[str, np.ndarray]
 Progress = Callable[[str], None]
+
+
+class TappedRunner(Runner, Protocol):
+    """The native side, with its intermediate values."""
+
+    @property
+    def engine(self) -> Engine:
+        """Its plan says which values exist."""
+        ...
+
+    def tap(self, names: Sequence[str], ids: np.ndarray) -> dict[str, np.ndarray]:
+        """Feed `ids` once with these values read out (all logits too)."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -54,7 +69,7 @@ class Tapped:
 class Scene:
     """What localisation works on."""
 
-    native: NativeRunner
+    native: TappedRunner
     oracle: Oracle
     graph: Graph
     io: DecoderIo
@@ -71,7 +86,7 @@ class Scene:
 
 
 def localise(
-    native: NativeRunner, oracle: Oracle, graph: Graph, path: Path, run: Run, reference: Run, floor: Floor,
+    native: TappedRunner, oracle: Oracle, graph: Graph, path: Path, run: Run, reference: Run, floor: Floor,
     progress: Progress, explain: bool = False,
 ) -> Located:  # fmt: skip
     """The first block that fails while its input passes, its op, and every block's share."""
@@ -95,7 +110,7 @@ class Locator:
     """Asks the same question of many inputs: does a prefill of these ids fail, and in which block first."""
 
     def __init__(
-        self, native: NativeRunner, oracle: Oracle, graph: Graph, layers: Sequence[Layer], limit: float
+        self, native: TappedRunner, oracle: Oracle, graph: Graph, layers: Sequence[Layer], limit: float
     ) -> None:
         """`layers` are those of the failure as first seen, with their limits; `limit` is that of the logits' NMSE."""
         io = decoder_io(graph)

@@ -7,6 +7,7 @@ import numpy as np
 from genai_cli.checks import compare
 from genai_cli.checks.oracles import Oracle
 from genai_cli.checks.paths import Path
+from genai_cli.graph.twins import Twin
 from genai_cli.report.parity import Check, Probe
 from genai_cli.runners.base import Runner
 
@@ -49,12 +50,11 @@ def _reversed(runner: Runner, path: Path) -> np.ndarray:
 
 
 def _weight_probe(oracle: Oracle, path: Path, reference: np.ndarray, pair_floor: float) -> Probe:
-    """The largest element of the last weight read, doubled."""
+    """The largest element of the first norm's weight (of the first product's, where there is no norm), doubled."""
     twin = oracle.twin()
-    names = twin.nudgeable()
-    if not names:
+    name = _telling_weight(twin)
+    if name is None:
         return Probe("one weight changed", 0.0, True, "not applicable: no float weight is small enough to copy")
-    name = max(names, key=lambda n: (twin.weight(n).ndim == 1, -names.index(n)))
     values = twin.weight(name).copy()
     flat = values.reshape(-1)
     flat[int(np.abs(flat).argmax())] *= 2
@@ -64,6 +64,17 @@ def _weight_probe(oracle: Oracle, path: Path, reference: np.ndarray, pair_floor:
     finally:
         runner.close()
     return _probe("one weight changed", moved, reference, pair_floor)
+
+
+def _telling_weight(twin: Twin) -> str | None:
+    """A weight that every token meets."""
+    usable = set(twin.nudgeable())
+    for kind in ("Normalization", "MatMul", "Gemm", "MatMulNBits"):
+        for node in twin.graph.node:
+            name = next((n for n in node.input if n in usable), None)
+            if node.op_type.endswith(kind) and name is not None:
+                return name
+    return None
 
 
 def liveness_check(found: list[Probe]) -> Check:

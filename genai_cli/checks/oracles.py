@@ -32,7 +32,10 @@ DEFAULTS: dict[Precision, OracleKind] = {
 class OracleRunner(Runner, Protocol):
     """A runner that also shows intermediate values: `taps` holds the extra outputs of the last step."""
 
-    taps: dict[str, np.ndarray]
+    @property
+    def taps(self) -> dict[str, np.ndarray]:
+        """By name."""
+        ...
 
 
 class OpenModel(Protocol):

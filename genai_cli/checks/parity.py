@@ -19,6 +19,7 @@ from genai_cli import __version__
 from genai_cli.backends.base import Backend
 from genai_cli.checks import evidence, floor, layers, liveness, preflight, user_mode
 from genai_cli.checks.f64 import f64_run
+from genai_cli.checks.layers import TappedRunner
 from genai_cli.checks.limits import KAPPA, Bound, ceiling
 from genai_cli.checks.op_battery import RunModel
 from genai_cli.checks.oracles import DEFAULTS, Golden, OpenModel, Oracle, load_golden, parse_kind, save_golden
@@ -29,7 +30,6 @@ from genai_cli.graph.ir import Graph
 from genai_cli.kv.layout import KvLayout
 from genai_cli.report.parity import Check, Flip, Floor, KvRow, Layer, Override, ParityReport, Point, Probe, Splice
 from genai_cli.runners.base import Runner, RunnerInfo
-from genai_cli.runners.native import NativeRunner
 from genai_cli.sampling import SamplingOptions, sample
 
 Transform = Callable[[Graph], Graph]
@@ -40,7 +40,7 @@ SECOND_MODE = ("f16", "bf16", "q_int8")  # native's own mode differs from the ex
 class OpenNative(Protocol):
     """Opens the package on the native engine: `exact` is f32 everywhere, `transform` plants a defect."""
 
-    def __call__(self, *, exact: bool, transform: Transform | None = None) -> NativeRunner: ...
+    def __call__(self, *, exact: bool, transform: Transform | None = None) -> TappedRunner: ...
 
 
 @dataclass(frozen=True)
@@ -256,6 +256,7 @@ def compare_runs(
         evidence.nmse_check(logits, limit),
         evidence.pair_check(logits, pair, limit),
         evidence.tokens_check(logits, found.flips, pair),
+        evidence.sampled_check(logits, pair, settings.seed),
     ]
     kv_limit = Bound(oracles.floor.used["kv_nmse"], settings.kappa, limit.ceiling)
     found.kv = evidence.kv_rows(runs, oracles.references, layout, kv_limit)

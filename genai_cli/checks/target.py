@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from genai_cli.backends.base import Backend
-from genai_cli.checks.parity import Target, Transform
-from genai_cli.errors import GenaiError
+from genai_cli.checks.layers import TappedRunner
+from genai_cli.checks.oracles import OpenModel, OracleRunner
+from genai_cli.checks.parity import OpenNative, Target, Transform
+from genai_cli.engine.component import NativeComponent
+from genai_cli.engine.engine import Engine
 from genai_cli.graph.io import DecoderIo
 from genai_cli.graph.ir import Graph
-from genai_cli.graph.loader import graph_from_bytes
+from genai_cli.graph.loader import graph_from_bytes, load_graph
 from genai_cli.package.decoder import LoadedDecoder, load_decoder
+from genai_cli.package.model import ModelPackage
 from genai_cli.package.open import open_package
 from genai_cli.runners.native import NativeRunner
-from genai_cli.runners.ort import Optimization, OrtComponent, OrtRunner
+from genai_cli.runners.ort import OrtComponent, OrtRunner
+from genai_cli.runners.pipeline import Component, PipelineRunner, wiring
 
 
 @dataclass(frozen=True)
@@ -35,17 +40,12 @@ def open_target(path: Path, place: Place) -> Target:
     """Read the package and bind its decoder. GenaiError (2) for whatever is wrong with it."""
     package = open_package(path)
     loaded = load_decoder(package)
-    if not loaded.io.input_ids:
-        raise GenaiError(
-            f"the decoder of `{path}` reads `{loaded.io.inputs_embeds}`, not token ids; parity feeds ids to both sides",
-            hint=f"genai generate {path} --backend ort",
-        )
     return Target(
         name=path.name,
         model_path=loaded.path,
         graph=loaded.graph,
-        open_native=_native_opener(loaded, place),
-        open_ort=_ort_opener(loaded, place),
+        open_native=_native_opener(package, loaded, place),
+        open_ort=_ort_opener(package, loaded, place),
         open_backend=place.open_backend,
         run_ort=run_one,
         tokenizer_path=package.tokenizer,
@@ -54,32 +54,79 @@ def open_target(path: Path, place: Place) -> Target:
     )
 
 
-def _native_opener(loaded: LoadedDecoder, place: Place):  # type: ignore[no-untyped-def]
-    def open_native(*, exact: bool, transform: Transform | None = None) -> NativeRunner:
-        return NativeRunner(
-            loaded.graph,
-            place.open_backend(),
-            io=loaded.io,
-            context_len=loaded.context_len,
-            exact=exact,
-            transform=transform,
+class NativePipeline(PipelineRunner):
+    """Ids to embeddings by native's own components, then the decoder; taps are the decoder's."""
+
+    decoder: NativeRunner
+
+    @property
+    def engine(self) -> Engine:
+        """The decoder's."""
+        return self.decoder.engine
+
+    def tap(self, names: Sequence[str], ids: np.ndarray) -> dict[str, np.ndarray]:
+        """The decoder's values while it is fed the embeddings of `ids`."""
+        self.engine.tap(tuple(names))
+        try:
+            return self.engine.step(np.asarray(ids), self.embed(ids), "all")
+        finally:
+            self.engine.tap(())
+
+
+class OraclePipeline(PipelineRunner):
+    """The same on ONNX Runtime."""
+
+    decoder: OrtRunner
+
+    @property
+    def taps(self) -> dict[str, np.ndarray]:
+        """The decoder's."""
+        return self.decoder.taps
+
+
+def _native_opener(package: ModelPackage, loaded: LoadedDecoder, place: Place) -> OpenNative:
+    def open_native(*, exact: bool, transform: Transform | None = None) -> TappedRunner:
+        backend = place.open_backend()
+        decoder = NativeRunner(
+            loaded.graph, backend, io=loaded.io, context_len=loaded.context_len, exact=exact, transform=transform
         )
+        if loaded.io.input_ids:
+            return decoder
+        parts = _parts(package, lambda file: NativeComponent(load_graph(file), backend))
+        return NativePipeline(decoder, *parts, wiring(package), _width(loaded))
 
     return open_native
 
 
-def _ort_opener(loaded: LoadedDecoder, place: Place):  # type: ignore[no-untyped-def]
-    def open_ort(
-        model: bytes | None, *, optimization: Optimization = "all", outputs: tuple[str, ...] = ()
-    ) -> OrtRunner:
+def _ort_opener(package: ModelPackage, loaded: LoadedDecoder, place: Place) -> OpenModel:
+    def open_ort(model: bytes | None, *, optimization: str = "all", outputs: tuple[str, ...] = ()) -> OracleRunner:
         folder = loaded.path.parent
         graph = loaded.graph if model is None else graph_from_bytes(model, folder)
-        return OrtRunner(
+        decoder = OrtRunner(
             loaded.path if model is None else model, folder=folder, io=bound_to(loaded.io, graph), graph=graph,
-            context_len=loaded.context_len, threads=place.threads, optimization=optimization, outputs=outputs,
+            context_len=loaded.context_len, threads=place.threads, optimization=optimization, outputs=outputs,  # type: ignore[arg-type]
         )  # fmt: skip
+        if loaded.io.input_ids:
+            return decoder
+        parts = _parts(package, lambda file: OrtComponent(file, threads=place.threads))
+        return OraclePipeline(decoder, *parts, wiring(package), _width(loaded))
 
     return open_ort
+
+
+def _parts(package: ModelPackage, open_one: Callable[[Path], Component]) -> tuple[Component, Component | None]:
+    """The embedding, and the vision encoder where there is one. `wiring` refuses a package without the first."""
+    wiring(package)
+    embedding, vision = package.component("embedding"), package.component("vision")
+    assert embedding is not None
+    return open_one(embedding.path), open_one(vision.path) if vision else None
+
+
+def _width(loaded: LoadedDecoder) -> int:
+    """E of the embeddings the decoder reads; 0 where the graph does not say."""
+    info = next(value for value in loaded.graph.inputs if value.name == loaded.io.inputs_embeds)
+    width = info.shape[-1] if info.shape else None
+    return width if isinstance(width, int) else 0
 
 
 def bound_to(io: DecoderIo, graph: Graph) -> DecoderIo:

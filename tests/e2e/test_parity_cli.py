@@ -87,7 +87,6 @@ def test_1_different(golden, tmp_path):
         (LLAMA, "--oracle", "golden:no-such-file"),
         (LLAMA, "--expect-flip", "nonsense"),
         (LLAMA, "--expect-flip", "3:known:2001-01-01"),
-        (PACKAGES / "gemma3-vlm",),
         (),
     ],
     ids=str,
