@@ -26,6 +26,7 @@ from genai_cli.ops.dtypes import is_float
 from genai_cli.report.parity import Floor, Layer, Splice
 from genai_cli.runners.base import Runner
 
+GAIN_STEP = 1e-4  # relative noise injected at a cut: well above rounding, well below saturation
 ALL_BLOCKS = 8  # up to so many blocks every one is spliced; beyond, only the source, unless asked
 Taps = dict[str, np.ndarray]
 Progress = Callable[[str], None]
@@ -319,6 +320,8 @@ def _splice(
         if following and k + 1 < len(made):
             name, rows = following
             made[k + 1] = replace(made[k + 1], isolated=float(compare.nmse_rows(tapped.native[name], rows).max()))
+        if explain:
+            made[k] = replace(made[k], gain=_gain(scene, tapped, k))
     gaps.append(_gap(tapped.logits, pos, tokens))
     parts = np.diff(gaps)
     observed = gaps[-1] - gaps[0]
@@ -326,6 +329,23 @@ def _splice(
         made[k] = replace(made[k], share=float(part / observed) if observed else None)
     check = float(abs(parts.sum() - observed))
     return made, [Splice("native then oracle", scene.path.id, pos, float(observed), check, parts.tolist())]
+
+
+def _gain(scene: Scene, tapped: Tapped, k: int) -> float:
+    """Finite difference: relative change of the logits for a relative change of the cut after block k. Far above 1, what
+    follows amplifies; near or below 1, a large error was created where it shows."""
+    rng = np.random.default_rng(k)
+    moved = {
+        name: (rows * (1 + GAIN_STEP * rng.standard_normal(rows.shape))).astype(rows.dtype)
+        for name, rows in ((name, tapped.oracle[name]) for name in scene.blocks[k].outputs)
+    }
+    values = {name: rows.reshape(1, *rows.shape) for name, rows in moved.items()}
+    runner = scene.oracle.open(lambda twin: twin.splice(values))
+    try:
+        logits = runner.step(scene.path.ids, logits="all")
+    finally:
+        runner.close()
+    return float(np.sqrt(compare.nmse(logits, scene.reference.logits)) / GAIN_STEP)
 
 
 def _pair(metrics: compare.RowMetrics, want: np.ndarray, pos: int) -> tuple[int, int]:
@@ -348,7 +368,9 @@ def _chosen(scene: Scene, source: int | None, explain: bool) -> list[int]:
 def _hybrid(scene: Scene, tapped: Tapped, k: int) -> tuple[np.ndarray, tuple[str, np.ndarray] | None]:
     """ORT from the cut after block k on, fed with native's values there; its logits, and its own next cut."""
     shapes = {name: (1, *tapped.native[name].shape) for name in scene.blocks[k].outputs}
-    values = {name: tapped.native[name].reshape(shape).astype(np.float32) for name, shape in shapes.items()}
+    values = {
+        name: tapped.native[name].reshape(shape).astype(tapped.oracle[name].dtype) for name, shape in shapes.items()
+    }
     after = (scene.blocks[k + 1].residual,) if k + 1 < len(scene.blocks) else ()
     runner = scene.oracle.open(lambda twin: twin.splice(values), outputs=after)
     try:
