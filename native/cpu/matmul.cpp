@@ -20,6 +20,7 @@ constexpr int kTileRows = 3;
 constexpr int kPanel = 2 * kLanes;     // columns of a packed panel
 constexpr int64_t kDepth = 1024;       // k steps between loads and stores of the accumulators
 constexpr int64_t kStreamRows = 4;     // up to here B is streamed once, unpacked
+constexpr int64_t kAhead = 8;          // rows of B fetched before they are needed
 constexpr int64_t kSmall = 32 * 1024;  // multiply-adds worth a thread
 
 struct PanelTag;
@@ -76,7 +77,10 @@ void stream_columns(const Product& p, int64_t first, int64_t last, float* sums) 
       if (deep == 4) {
         v16 a0 = all(a[0]), a1 = all(a[1]), a2 = all(a[2]), a3 = all(a[3]);
         const T *b0 = b + k * p.n + first, *b1 = b0 + p.n, *b2 = b1 + p.n, *b3 = b2 + p.n;
+        const T* ahead =
+            b0 + kAhead * p.n;  // prefetchers lose a stream that jumps from row to row; beyond the end is harmless
         for (; j + kLanes <= width; j += kLanes) {
+          for (int d = 0; d < 4; ++d) __builtin_prefetch(ahead + d * p.n + j);
           v16 sum = load(row + j);
           sum = multiply_add(a0, load(b0 + j), sum);
           sum = multiply_add(a1, load(b1 + j), sum);
