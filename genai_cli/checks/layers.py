@@ -291,11 +291,26 @@ def _visible(scene: Scene, block: Block) -> list[str]:
     return [n for n in names if _is_float_value(scene.graph, n, produced[n].op_type)]
 
 
+# What computes on floats whatever the graph declares; most exporters declare no types of intermediate values.
+_FLOAT_OPS = {
+    "MatMul",
+    "Gemm",
+    "MatMulNBits",
+    "GroupQueryAttention",
+    "Attention",
+    "MultiHeadAttention",
+    "RotaryEmbedding",
+}
+_FLOAT_OPS |= {"Sigmoid", "Tanh", "Gelu", "FastGelu", "QuickGelu", "Relu", "Softmax", "LinearAttention", "MoE", "QMoE"}
+
+
 def _is_float_value(graph: Graph, name: str, op_type: str) -> bool:
     info = graph.values.get(name)
     if op_type in ("Constant", "Shape", "Size"):
         return False
-    return info is not None and info.dtype is not None and is_float(info.dtype)
+    if info is None or info.dtype is None:
+        return op_type in _FLOAT_OPS or op_type.endswith("Normalization")
+    return is_float(info.dtype)
 
 
 # -- splicing ----------------------------------------------------------------------------------------------------
