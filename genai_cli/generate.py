@@ -1,11 +1,11 @@
 """Prompt -> tokens, on any engine: THE loop.
 
-    prompt ids → kv.sequence (lookup) → runner.seed (num_cached_tokens) ─┐
-     ┌ runner.step(ids[T]) → logits                                     ◀┘
-     │ kv.mirror (present → pages, at page borders)
-     │ sampling.sample → token → on_token
-     └ T = 1 until a stop token, a stop sequence, or the limit
-    → kv.publish → Generated
+prompt ids → kv.sequence (lookup) → runner.seed (num_cached_tokens) ─┐
+ ┌ runner.step(ids[T]) → logits                                     ◀┘
+ │ kv.mirror (present → pages, at page borders)
+ │ sampling.sample → token → on_token
+ └ T = 1 until a stop token, a stop sequence, or the limit
+→ kv.publish → Generated
 """
 
 from __future__ import annotations
@@ -94,9 +94,7 @@ def room_for(runner: Runner, prompt_len: int, limits: Limits) -> int:
     if prompt_len == 0:
         raise GenaiError("the prompt is empty and the model has no BOS token to begin with", hint="give a prompt")
     if context is not None and prompt_len > context:
-        raise GenaiError(
-            f"the prompt has {prompt_len} tokens, the context holds {context}", hint="shorten the prompt"
-        )
+        raise GenaiError(f"the prompt has {prompt_len} tokens, the context holds {context}", hint="shorten the prompt")
     bounds = [] if context is None else [context - prompt_len]
     if limits.max_new_tokens is not None:
         bounds.append(limits.max_new_tokens)

@@ -1,6 +1,6 @@
 """Answer one question on both engines and say whether they chose the same tokens.
 
-    python scripts/demo.py models/smollm2-135m-int4 "What is the capital of France?"
+python scripts/demo.py models/smollm2-135m-int4 "What is the capital of France?"
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ def answer(path: Path, question: str, backend: BackendName) -> tuple[Model, Answ
     model = open_model(path, OpenOptions(backend=backend, prefix_cache=False))
     info = model.runner.info
     print(f"\n{backend} ({', '.join(info.providers)}, {info.threads or 'default'} threads)\n> {question}", flush=True)
-    made = model.ask(Ask(prompt=question, limits=Limits(max_new_tokens=64)), lambda text: print(text, end="", flush=True))
+    made = model.ask(
+        Ask(prompt=question, limits=Limits(max_new_tokens=64)), lambda text: print(text, end="", flush=True)
+    )
     timings = made.generated.timings
     decode = "n/a" if timings.decode_tok_s is None else f"{timings.decode_tok_s:.1f}"
     print(f"\n  loaded in {model.load_s:.2f} s, first token {timings.ttft_s or 0:.3f} s, decode {decode} tok/s")

@@ -71,7 +71,7 @@ def _check_length(node: Node, what: str, name: str, values: dict[tuple[int, int]
 
 def _settle_mask(node: Node, name: str, values: dict[tuple[int, int], Value]) -> None:
     causal = bool(node.attrs.get("is_causal", 0))
-    settled = _agree([_classify(value, point, causal) for point, value in values.items()])
+    settled = _agree([(sum(point), _classify(value, point, causal)) for point, value in values.items()])
     if settled is None:
         node.inputs += [""] * (MASK_INPUT + 1 - len(node.inputs))
         node.inputs[MASK_INPUT] = name
@@ -81,14 +81,18 @@ def _settle_mask(node: Node, name: str, values: dict[tuple[int, int], Value]) ->
         node.attrs["local_window_size"] = settled.window
 
 
-def _agree(points: list[list[Mask]]) -> Mask | None:
-    """One description that fits every point. One new token cannot tell causal from not; a window shows only where
-    the past is longer."""
+def _agree(points: list[tuple[int, list[Mask]]]) -> Mask | None:
+    """One description that fits every (total length, masks). One new token cannot tell causal from not; a window shows
+    where the whole is longer, and there it must show."""
     for causal in (False, True):
-        fitting = [[mask for mask in masks if mask.causal == causal] for masks in points]
-        windows = {mask.window for masks in fitting for mask in masks if mask.window is not None}
-        if all(fitting) and len(windows) <= 1:
-            return Mask(causal, windows.pop() if windows else None)
+        fitting = [(total, [mask for mask in masks if mask.causal == causal]) for total, masks in points]
+        windows = {mask.window for _, masks in fitting for mask in masks if mask.window is not None}
+        window = windows.pop() if len(windows) == 1 else None
+        shown = Mask(causal, window)
+        if not windows and all(
+            (shown if window and total > window else Mask(causal, None)) in masks for total, masks in fitting
+        ):
+            return shown
     return None
 
 
