@@ -59,6 +59,9 @@ def lines(report: ParityReport) -> list[str]:
     made += [f"      override: {o.key} = {o.value} ({o.reason})" for o in report.overrides]
     if report.proof is not None:
         made.append(f"      proof   {report.proof.killed}/{report.proof.applicable} mutants killed{_states(report)}")
+        smallest = report.proof.power.get("smallest_detectable")
+        if smallest is not None:
+            made.append(f"      power   an attention scale wrong by a factor of 1 + {smallest:g} still fails")
     made.append(f"      next    {report.next_command}      {report.elapsed_s:.1f} s")
     return made
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +16,10 @@ from genai_cli.checks.parity import Prompt, Settings, parity
 from genai_cli.checks.session import Request
 from genai_cli.checks.target import Place, open_target
 from genai_cli.errors import ExitCode, GenaiError
+from genai_cli.graph.twins import Twin
 from genai_cli.report.text import find, headline
 from genai_cli.runners.base import RunnerInfo
+from genai_cli.runners.native import NativeRunner
 
 PACKAGES = Path(__file__).resolve().parents[2] / "fixtures" / "packages"
 PLACE = Place(2, lambda: CpuBackend(threads=2), "cpu")
@@ -178,3 +181,51 @@ def test_several_prompts_are_one_verdict():
     assert [entry["id"] for entry in report.inputs] == ["0", "1"]
     rows = sum(entry["n_tokens"] + entry["steps"] for entry in report.inputs)
     assert find(report, "logits.nmse").compared == rows
+
+
+class Forgetful(NativeRunner):
+    """Loses layer 1's newest key after every decode step: a prefill shows nothing."""
+
+    def _lose(self, num_new):
+        if num_new == 1:
+            slot, binding = self.engine.slots[2], self.engine.plan.io.kv[2]
+            zeros = np.zeros((binding.num_heads, 1, binding.head_dim), binding.dtype)
+            self.engine.backend.kv_write(slot, zeros, self.length - 1)
+
+    def step(self, ids, **options):
+        logits = super().step(ids, **options)
+        self._lose(len(ids))
+        return logits
+
+    def tap(self, names, ids):
+        made = super().tap(names, ids)
+        self._lose(len(ids))
+        return made
+
+
+def test_a_defect_that_only_decode_shows_is_found_by_tapped_steps():
+    target = open_target(PACKAGES / "llama-fp32-cpu", PLACE)
+
+    def open_native(*, exact, transform=None):
+        return Forgetful(target.graph, CpuBackend(threads=2), exact=exact, transform=transform)
+
+    broken = replace(target, open_native=open_native)
+    report = parity(broken, [Prompt("0", np.arange(30, 50))], SETTINGS, lambda _: None)
+    assert report.exit_code == ExitCode.DIFFERENT
+    assert report.place == "layer 1: from position 21 on"  # 20 is the first decode step, 21 the first to miss its key
+    assert report.splice == []  # a prefill cannot show the shares of a decode failure
+
+
+def test_an_artifact_that_gives_nan_on_both_sides_is_a_difference(tmp_path):
+    folder = tmp_path / "nan"
+    shutil.copytree(PACKAGES / "llama-fp32-cpu", folder)
+    twin = Twin(folder / "model.onnx")
+    name = next(n for n in twin.nudgeable() if "layers.1" in n and "down_proj" in n)
+    values = twin.weight(name).copy()
+    values.reshape(-1)[0] = np.nan
+    (folder / "model.onnx").write_bytes(twin.replace(name, values).serialize())
+    report = session.run(folder, IDS, SETTINGS, PLACE, lambda _: None)
+    assert report.exit_code == ExitCode.DIFFERENT
+    assert find(report, "logits.finite").verdict == "fail"
+    assert "NaN" in report.reason
+    assert report.place.startswith("layer 1")
