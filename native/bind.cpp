@@ -116,6 +116,13 @@ NB_MODULE(_native, m) {
 
   m.def("isas", &supported_isas, "Instruction sets compiled in and runnable here, lowest first.");
   m.def("kernels", &kernel_names, "isa"_a, "Names of the kernels compiled for an instruction set.");
+  m.def(
+      "copy_table",
+      [](uintptr_t lines, int64_t count) {
+        nb::gil_scoped_release release;
+        copy_table(reinterpret_cast<const CopyLine*>(lines), count);
+      },
+      "lines"_a, "count"_a);
   m.def("copy_rows", &copy_rows_at, "to"_a, "to_head_stride"_a, "to_row_stride"_a, "from_"_a, "from_head_stride"_a,
         "from_row_stride"_a, "num_heads"_a, "num_rows"_a, "row_bytes"_a,
         "Copy [num_heads, num_rows] rows; strides in bytes.");

@@ -20,4 +20,12 @@ void copy_rows(RowGrid to, RowGrid from, int64_t num_heads, int64_t num_rows, in
   }
 }
 
+void copy_table(const CopyLine* lines, int64_t count) {
+  for (const CopyLine* line = lines; line != lines + count; ++line) {
+    copy_rows({reinterpret_cast<char*>(line->to), line->to_head_stride, line->to_row_stride},
+              {reinterpret_cast<char*>(line->from), line->from_head_stride, line->from_row_stride}, line->num_heads,
+              line->num_rows, line->row_bytes);
+  }
+}
+
 }  // namespace genai

@@ -287,5 +287,7 @@ def _kv_buffer(num_heads: int, capacity: int, head_dim: int, dtype: np.dtype) ->
 
 def copy_table(table: np.ndarray) -> None:
     """The native twin of `kv.mirror.copy_rows`: every line of an int64 [k, 9] table (columns as named there)."""
-    for to, source, outer, to_outer, source_outer, inner, to_inner, source_inner, row_bytes in table.tolist():
-        _native.copy_rows(to, to_outer, to_inner, source, source_outer, source_inner, outer, inner, row_bytes)
+    lines = np.ascontiguousarray(table, np.int64)
+    if lines.ndim != 2 or lines.shape[1] != 9:
+        raise GenaiError(f"a copy table of shape {list(lines.shape)} was given, wanted [k, 9]")
+    _native.copy_table(lines.ctypes.data, len(lines))

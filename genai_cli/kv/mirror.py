@@ -39,28 +39,20 @@ def address(array: np.ndarray) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-def copy_line(dst: np.ndarray, src: np.ndarray) -> tuple[int, ...]:
-    """One table line that copies [H, n, D] `src` to `dst`; both of one dtype with contiguous last axis."""
-    num_heads, num_rows, head_dim = src.shape
-    row_bytes = head_dim * src.itemsize
-    if dst.strides[1] == src.strides[1] == row_bytes or num_rows == 1:  # a head's rows are one run
-        return (address(dst), address(src), num_heads, dst.strides[0], src.strides[0], 1, 0, 0, num_rows * row_bytes)
-    return (
-        address(dst), address(src), num_heads, dst.strides[0], src.strides[0],
-        num_rows, dst.strides[1], src.strides[1], row_bytes,
-    )  # fmt: skip
-
-
-def copy_rows_between(dst: KvRows, src: KvRows, copy: CopyRows = copy_rows) -> None:
-    """dst[c][...] = src[c] for every component, through `copy`. Shapes and dtypes must agree."""
-    lines = []
-    for target, source in zip(dst, src, strict=True):
-        if target.shape != source.shape or target.dtype != source.dtype:
-            raise row_error(f"{target.dtype}{list(target.shape)}", f"{source.dtype}{list(source.shape)}")
-        if source.size:
-            lines.append(copy_line(target, source))
-    if lines:
-        copy(np.array(lines, np.int64))
+def copy_lines(
+    slots: np.ndarray, outside: np.ndarray, num_rows: np.ndarray, array: np.ndarray, page_head_stride: int,
+    row_bytes: int, into_pages: bool,
+) -> np.ndarray:  # fmt: skip
+    """Table lines [k, 9] between page slots (addresses [k]) and rows of `array` [H, n, D] (addresses [k])."""
+    dense = array.strides[1] == row_bytes  # then a head's rows are one run on both sides
+    table = np.empty((len(slots), 9), np.int64)
+    heads = (page_head_stride, array.strides[0]) if into_pages else (array.strides[0], page_head_stride)
+    table[:, 0], table[:, 1] = (slots, outside) if into_pages else (outside, slots)
+    table[:, 2], table[:, 3], table[:, 4] = array.shape[0], *heads
+    table[:, 5] = 1 if dense else num_rows
+    table[:, 6], table[:, 7] = (row_bytes, array.strides[1]) if into_pages else (array.strides[1], row_bytes)
+    table[:, 8] = num_rows * row_bytes if dense else row_bytes
+    return table
 
 
 def row_error(wanted: str, found: str) -> GenaiError:

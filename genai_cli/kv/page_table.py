@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from genai_cli.kv.layout import KvRows
-from genai_cli.kv.mirror import CopyRows, check_rows, copy_line, copy_rows, packed
+from genai_cli.kv.mirror import CopyRows, address, check_rows, copy_lines, copy_rows, packed
 from genai_cli.kv.pages import PageError, PagePool, pages_for
 
 
@@ -143,16 +143,17 @@ class PageTable:
                 self.pages.append(page)
 
     def _lines(self, start: int, rows: KvRows, *, into_pages: bool) -> np.ndarray:
-        """The copy table between `rows` and the slots of [start, start+n)."""
-        size = self.pool.page_size
-        stop = start + rows[0].shape[1]
+        """The copy table between `rows` and the slots of [start, start+n): one line per component and page."""
+        size, stop = self.pool.page_size, start + rows[0].shape[1]
+        index = np.arange(start // size, pages_for(stop, size))
+        first, last = np.maximum(start, index * size), np.minimum(stop, (index + 1) * size)
+        bases = self.pool.addresses([page for page in self.pages[index[0] : index[-1] + 1] if page is not None])
         lines = []
-        for index in range(start // size, pages_for(stop, size)):
-            first, last = max(start, index * size), min(stop, (index + 1) * size)
-            page = self.pages[index]
-            assert page is not None  # _check_gap came first
-            for slot_rows, array in zip(self.pool.views(page), rows, strict=True):
-                slots = slot_rows[:, first - index * size : last - index * size]
-                outside = array[:, first - start : last - start]
-                lines.append(copy_line(slots, outside) if into_pages else copy_line(outside, slots))
-        return np.array(lines, np.int64)
+        for component, offset, array in zip(
+            self.pool.layout.components, self.pool.component_offsets, rows, strict=True
+        ):
+            row_bytes = component.row_bytes
+            slots = bases + offset + (first - index * size) * row_bytes
+            outside = address(array) + (first - start) * array.strides[1]
+            lines.append(copy_lines(slots, outside, last - first, array, size * row_bytes, row_bytes, into_pages))
+        return np.concatenate(lines)

@@ -51,6 +51,8 @@ class PagePool:
         self.page_size = page_size
         self.num_pages = num_pages
         self.counters = PageCounters()
+        sizes = [page_size * component.bytes_per_token for component in layout.components]
+        self.component_offsets = [sum(sizes[:c]) for c in range(len(sizes))]  # bytes from a page's start
         self._buffers: list[np.ndarray] = []
         self._views: list[list[np.ndarray]] = []
         self._refs: list[int] = []
@@ -121,6 +123,12 @@ class PagePool:
         """One array [H_kv, page_size, D] per component, in layout order, on the page's memory."""
         self._check_live(page)
         return self._views[page]
+
+    def addresses(self, pages: list[int]) -> np.ndarray:
+        """Where live pages begin, int64 [k]."""
+        for page in pages:
+            self._check_live(page)
+        return np.array([self._buffers[page].__array_interface__["data"][0] for page in pages], np.int64)
 
     def copy_page(self, page: int) -> int:
         """A new page (refcount 1) with the same bytes: the copy of copy-on-write."""
