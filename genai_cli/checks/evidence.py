@@ -67,7 +67,8 @@ def flips(logits: Logits, pair_bound: float, limit: Bound, expected: dict[int, s
 
 def pair_ceiling(want: np.ndarray, limit: Bound) -> float:
     """The NMSE ceiling in logits: the RMS error it allows at the logits' own RMS."""
-    rms = float(np.sqrt(np.square(want[np.isfinite(want)].astype(np.float64)).mean()))
+    finite = want[np.isfinite(want)].astype(np.float64)
+    rms = float(np.sqrt(np.square(finite).mean())) if finite.size else 0.0
     return float(np.sqrt(limit.ceiling)) * rms if limit.ceiling is not None else np.inf
 
 
