@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from genai_cli.report.parity import Check, ParityReport
 
 _SHOWN = {"logits.nmse": "logits", "kv.value": "kv", "ops": "ops", "ops.quantized": "ops"}
@@ -62,8 +64,22 @@ def lines(report: ParityReport) -> list[str]:
         smallest = report.proof.power.get("smallest_detectable")
         if smallest is not None:
             made.append(f"      power   an attention scale wrong by a factor of 1 + {smallest:g} still fails")
+    if report.perf is not None:
+        made.append(f"      {_perf_line(report.perf)}")
+    if report.bundle is not None:
+        made.append(
+            f"      bundle  {report.bundle['tokens']} of {report.bundle['of']} prompt tokens still fail the same way"
+        )
     made.append(f"      next    {report.next_command}      {report.elapsed_s:.1f} s")
     return made
+
+
+def _perf_line(perf: dict[str, Any]) -> str:
+    sides = [f"{name} {number(perf[name]['median'])} {perf['unit']}" for name in ("native", "ort")]
+    ratio = perf["ratio"]
+    return f"speed   {', '.join(sides)}, " + (
+        f"ratio {number(ratio)}" if ratio else f"no ratio: {perf['why_no_ratio']}"
+    )
 
 
 def _states(report: ParityReport) -> str:
