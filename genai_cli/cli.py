@@ -18,6 +18,7 @@ from genai_cli.errors import ExitCode, GenaiError, worst
 if TYPE_CHECKING:
     from genai_cli.backends.cuda_device import CodeType, CudaOptions
     from genai_cli.batch import BatchResult
+    from genai_cli.bench.report import BenchReport
     from genai_cli.checks.target import Place
     from genai_cli.model import Ask, BackendName, Model
     from genai_cli.report.parity import ParityReport
@@ -440,6 +441,65 @@ def mirror_check(
         if path is not None:
             _write(path, render(report))
     raise typer.Exit(report.exit_code)
+
+
+@app.command()
+def bench(
+    model: ModelArg,
+    vs: Annotated[str | None, typer.Option(help="The engine to compare with: ort.", show_default=False)] = None,
+    prompt_tokens: Annotated[str, typer.Option(help="Prefill lengths, cut to the context.")] = "128,512",
+    context_tokens: Annotated[str, typer.Option(help="Contexts to decode behind, cut likewise.")] = "64,1024",
+    new_tokens: Annotated[int, typer.Option(min=0, help="Tokens of a decode trial.")] = 32,
+    rounds: Annotated[int, typer.Option(min=1, help="Times native, ort, ort, native.")] = 2,
+    seed: Annotated[int, typer.Option(min=0, help="Of the ids.")] = 0,
+    parity: Annotated[bool, typer.Option(help="Without it no ratio is shown.")] = True,
+    compare: Annotated[
+        Path | None, typer.Option(help="A report of --json to compare with.", show_default=False)
+    ] = None,
+    max_regression: Annotated[str, typer.Option(help="Loss of speed that --compare allows.")] = "15%",
+    json_: JsonOpt = False,
+    threads: ThreadsOpt = None,
+    quiet: QuietOpt = False,
+) -> None:
+    """Measure load, prefill and decode; a ratio only where parity vouches for it."""
+    from genai_cli.bench import table
+    from genai_cli.bench.compare import parse_percent, read_report
+    from genai_cli.bench.open import BenchOptions, run
+    from genai_cli.report.json import dumps
+
+    console = _console(quiet)
+    allowed, old = parse_percent(max_regression), None if compare is None else read_report(compare)
+    options = BenchOptions(
+        vs, _lengths("--prompt-tokens", prompt_tokens), _lengths("--context-tokens", context_tokens), new_tokens,
+        rounds, seed, parity, _cache_dir(),
+    )  # fmt: skip
+    with console.progress(f"bench {model.name}") as tick:
+        report = run(model, options, _place("cpu", threads), _isa(), tick)
+    if json_:
+        console.data(dumps(report))
+    console.table(table.title(report), table.COLUMNS, table.rows(report))
+    for line in table.verdicts(report):
+        console.talk(line)
+    if old is not None:
+        _compared(console, old, report, allowed)
+
+
+def _lengths(option: str, text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise GenaiError(f"{option} `{text}`: wanted positive numbers separated by commas", hint=f"{option} 128,512")
+    return tuple(int(part) for part in parts)
+
+
+def _compared(console: Console, old: dict[str, Any], report: BenchReport, allowed: float) -> None:
+    from genai_cli.bench import table
+    from genai_cli.bench.compare import compare
+
+    found = compare(old, report, allowed)
+    for line in table.changes(found):
+        console.talk(line)
+    if any(change.regressed for change in found):
+        raise typer.Exit(ExitCode.DIFFERENT)
 
 
 def main() -> None:

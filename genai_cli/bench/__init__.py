@@ -1,0 +1,1 @@
+"""`genai bench`: how fast, beside what the machine could do, and never a ratio that parity has not vouched for."""

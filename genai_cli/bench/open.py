@@ -1,0 +1,84 @@
+"""A package as the benchmark sees it: engines without a prefix cache, bytes a token reads, and the parity that vouches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from genai_cli.bench.machine import kv_bytes_per_token, streaming_bandwidth_gb_s, weight_bytes_per_token
+from genai_cli.bench.report import BenchReport, Parity
+from genai_cli.bench.session import Progress, Subject, Tools, bench
+from genai_cli.bench.trials import Arm, draw_ids, phases
+from genai_cli.checks import session
+from genai_cli.checks.parity import Settings
+from genai_cli.checks.target import Place
+from genai_cli.errors import ExitCode, GenaiError
+from genai_cli.model import BackendName, OpenOptions, open_model, peak_rss_bytes
+from genai_cli.package.decoder import LoadedDecoder, load_decoder
+from genai_cli.package.open import open_package
+
+PEERS = ("ort",)
+PARITY_STEPS = 8
+PARITY_TOKENS = 64  # of the first prefill's ids
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What the command line asks for."""
+
+    peer: str | None = None
+    prompts: tuple[int, ...] = (128, 512)
+    contexts: tuple[int, ...] = (64, 1024)
+    n_new: int = 32
+    rounds: int = 2
+    seed: int = 0
+    parity: bool = True
+    cache_dir: Path | None = None
+
+
+def run(model: Path, options: BenchOptions, place: Place, isa: str | None, progress: Progress) -> BenchReport:
+    """Benchmark a package on the CPU. GenaiError for what is wrong with it, or for a peer nobody knows."""
+    if options.peer is not None and options.peer not in PEERS:
+        raise GenaiError(f"--vs `{options.peer}` is no engine that can be measured here; wanted ort", hint="--vs ort")
+    subject = open_subject(model, options, place)
+    tools = Tools(streaming_bandwidth_gb_s, peak_rss_bytes, _parity(subject, options, place, progress))
+    native = _arm("native", model, place.threads, isa)
+    peer = _arm("ort", model, place.threads, None) if options.peer else None
+    return bench(subject, native, peer, tools, seed=options.seed, rounds=options.rounds, progress=progress)
+
+
+def open_subject(model: Path, options: BenchOptions, place: Place) -> Subject:
+    """Lengths cut to the context, and the bytes that a token reads."""
+    package = open_package(model)
+    decoder = load_decoder(package)
+    found = phases(decoder.context_len, options.prompts, options.contexts, options.n_new)
+    return Subject(model, place.description, found, _traffic(decoder), package.vocab_size or 0)
+
+
+def _traffic(decoder: LoadedDecoder) -> Callable[[int], int | None]:
+    weights, io = weight_bytes_per_token(decoder.graph), decoder.io
+    return lambda length: None if weights is None else weights + kv_bytes_per_token(io, length)
+
+
+def _arm(name: BackendName, model: Path, threads: int, isa: str | None) -> Arm:
+    options = OpenOptions(name, threads=threads, isa=isa, prefix_cache=False)
+    return Arm(name, lambda: open_model(model, options).runner)
+
+
+def _parity(subject: Subject, options: BenchOptions, place: Place, progress: Progress) -> Callable[[], Parity]:
+    """Random ids like those that were timed, through `genai parity`."""
+    prefill = next(phase for phase in subject.phases if phase.kind == "prefill")
+
+    def judged() -> Parity:
+        if not options.parity:
+            return "not run"
+        ids: np.ndarray = draw_ids(prefill, subject.vocab_size, options.seed, 0)[:PARITY_TOKENS]
+        settings = Settings(steps=PARITY_STEPS, seed=options.seed, locate=False, cache_dir=options.cache_dir)
+        request = session.Request(ids=tuple(int(token) for token in ids))
+        report = session.run(subject.model, request, settings, place, progress)
+        return "passed" if report.exit_code == ExitCode.OK else "failed"
+
+    return judged

@@ -1,0 +1,139 @@
+"""One benchmark: A/A noise, the machine, then native and a peer in turn, then parity, which alone releases ratios."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from genai_cli.bench.report import BenchReport, Noise, Parity, Ratio, Result, noise, ratio, result, unequal
+from genai_cli.bench.trials import Arm, Clock, Phase, Trial, abba, decode_trial, draw_ids, load_trial, prefill_trial
+from genai_cli.runners.base import Runner
+
+Progress = Callable[[str], None]
+AA, WARM_UP = 1_000, 2_000  # trial numbers: ids of these runs are drawn from other streams than the pairs'
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is measured. `bytes_per_token` maps a context length to the bytes one token reads, or None."""
+
+    model: Path
+    isa: str
+    phases: list[Phase]
+    bytes_per_token: Callable[[int], int | None]
+    vocab_size: int
+
+
+@dataclass(frozen=True)
+class Tools:
+    """Everything that touches the world, so that tests can replace it."""
+
+    bandwidth_gb_s: Callable[[int], float]
+    peak_rss_bytes: Callable[[], int]
+    parity: Callable[[], Parity]
+    clock: Clock = time.perf_counter
+
+
+@dataclass
+class Bench:
+    """Runs trials and keeps every id that was fed."""
+
+    subject: Subject
+    tools: Tools
+    seed: int
+    rounds: int
+    progress: Progress
+    _fed: list[str] = field(default_factory=list)
+    num_ids: int = 0
+
+    def trial(self, arm: Arm, runner: Runner | None, phase: Phase, pair: int) -> Trial:
+        """One trial; `pair` also names the ids."""
+        ids = draw_ids(phase, self.subject.vocab_size, self.seed, pair)
+        self.num_ids += len(ids)
+        clock = self.tools.clock
+        if runner is None:
+            made = load_trial(arm, pair, ids, clock)
+            gc.collect()  # an engine's buffers lie in cycles, and two of them would be counted as one's peak
+        elif phase.kind == "prefill":
+            made = prefill_trial(arm.name, pair, runner, ids, clock)
+        else:
+            made = decode_trial(arm.name, pair, runner, phase, ids, clock)
+        self._fed.append(made.ids_sha256)
+        return made
+
+    def trials(self, arms: dict[str, Arm], phase: Phase, order: Iterable[tuple[str, int]]) -> list[Trial]:
+        """Warm up each arm with ids of its own, then run in the order given."""
+        self.progress(f"{phase.kind} {phase.n_prompt or phase.n_context} ({', '.join(arms)})")
+        load = phase.kind == "load"
+        runners = {name: None if load else arm.open() for name, arm in arms.items()}
+        for number, (name, arm) in enumerate(arms.items()):
+            self.trial(arm, runners[name], phase, WARM_UP + number)
+        made = [self.trial(arms[name], runners[name], phase, pair) for name, pair in order]
+        for runner in runners.values():
+            if runner is not None:
+                runner.close()
+        return made
+
+    @property
+    def ids_sha256(self) -> str:
+        """Of the hashes of all trials in their order."""
+        return hashlib.sha256("".join(self._fed).encode()).hexdigest()
+
+
+def bench(
+    subject: Subject, native: Arm, peer: Arm | None, tools: Tools, *, seed: int, rounds: int, progress: Progress
+) -> BenchReport:
+    """Measure. Ratios only with a peer, with equal settings, and after parity passed on prompts of the same kind."""
+    run = Bench(subject, tools, seed, rounds, progress)
+    order = [(native.name, AA + i) for i in range(4 * rounds)]
+    same = {phase: run.trials({native.name: native}, phase, order) for phase in subject.phases}
+    peak, threads = tools.peak_rss_bytes(), same[subject.phases[0]][0].threads
+    bandwidth = tools.bandwidth_gb_s(threads)
+    floors = [noise(phase, same[phase]) for phase in subject.phases]
+    apart = _against(run, native, peer) if peer else same
+    progress("parity")
+    parity = tools.parity() if peer else "not run"
+    withheld = _withheld(apart, native, peer, parity) if peer else None
+    ratios = [] if peer is None or withheld else _ratios(apart, native, peer, floors)
+    results = _results(subject, apart, [native, *([peer] if peer else [])], bandwidth)
+    return BenchReport(
+        str(subject.model), threads, subject.isa, run.ids_sha256, run.num_ids, seed, bandwidth, results, ratios,
+        withheld, floors, parity, peak,
+    )  # fmt: skip
+
+
+def _against(run: Bench, native: Arm, peer: Arm) -> dict[Phase, list[Trial]]:
+    arms = {native.name: native, peer.name: peer}
+    return {
+        phase: run.trials(arms, phase, abba(native.name, peer.name, run.rounds)) for phase in run.subject.phases
+    }  # fmt: skip
+
+
+def _of(trials: Sequence[Trial], arm: Arm) -> list[Trial]:
+    return [trial for trial in trials if trial.arm == arm.name]
+
+
+def _withheld(apart: dict[Phase, list[Trial]], native: Arm, peer: Arm, parity: Parity) -> str | None:
+    if parity != "passed":
+        return f"parity {parity}"
+    reasons = (unequal(_of(trials, native), _of(trials, peer)) for trials in apart.values())
+    return next((reason for reason in reasons if reason), None)
+
+
+def _ratios(apart: dict[Phase, list[Trial]], native: Arm, peer: Arm, floors: Sequence[Noise]) -> list[Ratio]:
+    return [
+        ratio(phase, _of(trials, native), _of(trials, peer), found.floor)
+        for (phase, trials), found in zip(apart.items(), floors, strict=True)
+    ]
+
+
+def _results(subject: Subject, apart: dict[Phase, list[Trial]], arms: Sequence[Arm], bandwidth: float) -> list[Result]:
+    return [
+        result(phase, _of(trials, arm), subject.bytes_per_token(phase.n_context + phase.n_new // 2), bandwidth)
+        for phase, trials in apart.items()
+        for arm in arms
+    ]

@@ -1,0 +1,83 @@
+"""A report as rows of text."""
+
+from __future__ import annotations
+
+from genai_cli.bench.compare import Change
+from genai_cli.bench.report import BenchReport, Ratio, Result
+
+COLUMNS = [
+    "engine",
+    "phase",
+    "tokens",
+    "median",
+    "p5–p95",
+    "first token",
+    "a token",
+    "MB/token",
+    "GB/s",
+    "of bandwidth",
+]
+
+
+def title(report: BenchReport) -> str:
+    """Model, machine and what one may rely on."""
+    return (
+        f"{report.model}: {report.threads} threads, {report.isa}, reads {report.bandwidth_gb_s:.1f} GB/s, "
+        f"native peak {report.peak_rss_bytes / 2**20:.0f} MiB, parity {report.parity}"
+    )
+
+
+def rows(report: BenchReport) -> list[list[str]]:
+    """One row a result."""
+    return [_row(result) for result in report.results]
+
+
+def _row(result: Result) -> list[str]:
+    return [
+        result.engine, result.phase, _tokens(result), *_speed(result),
+        _shown(result.ttft_s, "{:.3f} s"), _shown(result.tpot_s, "{:.4f} s"),
+        _shown(None if result.bytes_per_token is None else result.bytes_per_token / 1e6, "{:.1f}"),
+        _shown(result.gb_s, "{:.1f}"), _shown(result.bandwidth_fraction, "{:.0%}"),
+    ]  # fmt: skip
+
+
+def _tokens(result: Result) -> str:
+    return f"{result.n_new} behind {result.n_context}" if result.phase == "decode" else str(result.n_prompt)
+
+
+def _speed(result: Result) -> tuple[str, str]:
+    if result.phase == "load":
+        seconds = result.seconds
+        return f"{seconds.median:.3f} s", f"{seconds.p5:.3f}–{seconds.p95:.3f}"
+    if result.num_cached_tokens:
+        return f"n/a: {result.num_cached_tokens} tokens came from a cache", ""
+    if result.tok_s is None:
+        return "n/a", ""
+    return f"{result.tok_s.median:.1f} tok/s", f"{result.tok_s.p5:.1f}–{result.tok_s.p95:.1f}"
+
+
+def _shown(value: float | None, form: str) -> str:
+    return "" if value is None else form.format(value)
+
+
+def verdicts(report: BenchReport) -> list[str]:
+    """Ratios, or why there are none."""
+    if report.withheld:
+        return [f"ratio withheld: {report.withheld}"]
+    floors = {(n.phase, n.n_prompt, n.n_context): n.floor for n in report.noise}
+    return [_verdict(ratio, floors[ratio.phase, ratio.n_prompt, ratio.n_context]) for ratio in report.ratios]
+
+
+def _verdict(ratio: Ratio, floor: float) -> str:
+    where = f"{ratio.phase} {ratio.n_prompt or ratio.n_context}"
+    spread = f"{ratio.median:.2f}× ({ratio.p5:.2f}–{ratio.p95:.2f})"
+    return f"{where}: {ratio.a} / {ratio.b} = {spread}, A/A noise {floor:.0%}, difference {ratio.difference}"
+
+
+def changes(found: list[Change]) -> list[str]:
+    """One line a phase that both reports hold."""
+    return [
+        f"{'REGRESSION' if c.regressed else 'ok'}: {c.phase} {c.n_prompt or c.n_context} takes {c.factor:.2f}× the time"
+        f" of the old report (noise {c.noise:.0%})"
+        for c in found
+    ]

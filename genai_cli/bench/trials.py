@@ -1,0 +1,126 @@
+"""One timed trial of one phase on one engine, and the order in which trials run."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from genai_cli.errors import GenaiError
+from genai_cli.runners.base import Runner
+from genai_cli.sampling import SamplingOptions, sample
+
+Clock = Callable[[], float]
+PhaseKind = Literal["load", "prefill", "decode"]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """An engine under test: `open` makes a runner without a prefix cache."""
+
+    name: str
+    open: Callable[[], Runner]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What is timed. `n_context` tokens lie in past, untimed; `n_prompt` or `n_new` tokens are timed."""
+
+    kind: PhaseKind
+    n_prompt: int = 0
+    n_context: int = 0
+    n_new: int = 0
+
+    @property
+    def num_ids(self) -> int:
+        """Ids one trial feeds."""
+        return self.n_prompt + self.n_context + self.n_new
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What was measured: `num_tokens` is what the engine's own length says was processed while the clock ran."""
+
+    arm: str
+    pair: int
+    seconds: float
+    num_tokens: int
+    num_cached: int
+    ids_sha256: str
+    threads: int
+
+    @property
+    def tok_s(self) -> float | None:
+        """None where nothing was generated, or where a prefix hit voids the figure."""
+        if self.num_tokens <= 0 or self.num_cached or self.seconds <= 0:
+            return None
+        return self.num_tokens / self.seconds
+
+
+def phases(context_len: int | None, prompts: tuple[int, ...], contexts: tuple[int, ...], n_new: int) -> list[Phase]:
+    """Load, prefill and decode, each length cut to what the context holds, none of them twice."""
+    room = context_len or max(*prompts, *(context + n_new for context in contexts))
+    n_new = min(n_new, max(0, room - 1))
+    lengths = dict.fromkeys(min(n, room) for n in prompts)
+    depths = dict.fromkeys(min(n, room - n_new) for n in contexts)
+    prefills = [Phase("prefill", n_prompt=n) for n in lengths]
+    return [Phase("load", n_prompt=1), *prefills, *(Phase("decode", n_context=n, n_new=n_new) for n in depths)]
+
+
+def abba(a: str, b: str, rounds: int) -> Iterator[tuple[str, int]]:
+    """(arm, pair): a b b a, so that a drift of the machine falls on both alike."""
+    for pair in range(0, 2 * rounds, 2):
+        yield from ((a, pair), (b, pair), (b, pair + 1), (a, pair + 1))
+
+
+def draw_ids(phase: Phase, vocab_size: int, seed: int, number: int) -> np.ndarray:
+    """Fresh random ids, int64 [num_ids]: the same for the same seed and number, for no other trial."""
+    entropy = [seed, phase.n_prompt, phase.n_context, phase.n_new, number]
+    return np.random.default_rng(entropy).integers(0, vocab_size or 256, phase.num_ids)
+
+
+def digest(ids: np.ndarray) -> str:
+    """sha256 of the ids as little-endian int64."""
+    return hashlib.sha256(ids.astype("<i8").tobytes()).hexdigest()
+
+
+def prefill_trial(arm: str, pair: int, runner: Runner, ids: np.ndarray, clock: Clock) -> Trial:
+    """Empty KV -> first token's logits on the host and sampled."""
+    runner.reset()
+    cached = runner.length
+    started = clock()
+    _sampled(runner.step(ids))
+    seconds = clock() - started
+    return Trial(arm, pair, seconds, runner.length - cached, cached, digest(ids), runner.info.threads)
+
+
+def decode_trial(arm: str, pair: int, runner: Runner, phase: Phase, ids: np.ndarray, clock: Clock) -> Trial:
+    """`n_new` single-token steps behind `n_context` tokens. The ids are given, not sampled: both engines get the same."""
+    runner.reset()
+    cached = runner.length
+    _sampled(runner.step(ids[: phase.n_context]))
+    before, started = runner.length, clock()
+    for token in ids[phase.n_context :]:
+        _sampled(runner.step(np.array([token], np.int64)))
+    seconds = clock() - started
+    return Trial(arm, pair, seconds, runner.length - before, cached, digest(ids), runner.info.threads)
+
+
+def load_trial(arm: Arm, pair: int, ids: np.ndarray, clock: Clock) -> Trial:
+    """Open and answer one token, so that work put off until the first step counts as loading."""
+    started = clock()
+    runner = arm.open()
+    runner.step(ids)
+    seconds = clock() - started
+    threads = runner.info.threads
+    runner.close()
+    return Trial(arm.name, pair, seconds, 0, 0, digest(ids), threads)
+
+
+def _sampled(logits: np.ndarray) -> int:
+    if not logits.size:
+        raise GenaiError("the engine returned no logits, wanted those of the last token")
+    return sample(logits[-1], SamplingOptions(), [], 0)
