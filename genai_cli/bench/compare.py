@@ -48,22 +48,30 @@ def read_report(path: Path) -> dict[str, Any]:
 
 def compare(old: dict[str, Any], new: BenchReport, max_regression: float) -> list[Change]:
     """Native's phases that both reports hold. GenaiError (3) when settings differ or nothing is common."""
-    for name in ("threads", "isa"):
-        if old.get(name) != getattr(new, name):
-            raise GenaiError(
-                f"the old report has {name} `{old.get(name)}`, this run `{getattr(new, name)}`: not comparable",
-                exit_code=ExitCode.NOT_COMPARED,
-            )
+    _same_settings(old, new)
     before = {_key(made): made for made in old["results"] if made["engine"] == "native"}
     floors = [{(n.phase, n.n_prompt, n.n_context): n.floor for n in new.noise}, _old_floors(old)]
     changes = [
         _change(made, before[key], max(floor.get(key[:3], 0.0) for floor in floors), max_regression)
         for made in new.results
-        if made.engine == "native" and (key := (made.phase, made.n_prompt, made.n_context, made.n_new)) in before
+        if made.engine == "native"
+        and made.n_prompt + made.n_new
+        and (key := (made.phase, made.n_prompt, made.n_context, made.n_new)) in before
     ]
     if not changes:
         raise GenaiError("the two reports have no phase in common", exit_code=ExitCode.NOT_COMPARED)
     return changes
+
+
+def _same_settings(old: dict[str, Any], new: BenchReport) -> None:
+    before = {"model": Path(old["model"]).name, "threads": old["threads"], "isa": old["isa"]}
+    now = {"model": Path(new.model).name, "threads": new.threads, "isa": new.isa}
+    for name, value in now.items():
+        if before[name] != value:
+            raise GenaiError(
+                f"the old report has {name} `{before[name]}`, this run `{value}`: not comparable",
+                exit_code=ExitCode.NOT_COMPARED,
+            )
 
 
 def _key(made: dict[str, Any]) -> tuple[str, int, int, int]:

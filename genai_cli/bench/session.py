@@ -49,6 +49,7 @@ class Bench:
     progress: Progress
     _fed: list[str] = field(default_factory=list)
     num_ids: int = 0
+    _warm_ups: int = 0
 
     def trial(self, arm: Arm, runner: Runner | None, phase: Phase, pair: int) -> Trial:
         """One trial; `pair` also names the ids."""
@@ -70,8 +71,9 @@ class Bench:
         self.progress(f"{phase.kind} {phase.n_prompt or phase.n_context} ({', '.join(arms)})")
         load = phase.kind == "load"
         runners = {name: None if load else arm.open() for name, arm in arms.items()}
-        for number, (name, arm) in enumerate(arms.items()):
-            self.trial(arm, runners[name], phase, WARM_UP + number)
+        for name, arm in arms.items():
+            self.trial(arm, runners[name], phase, WARM_UP + self._warm_ups)
+            self._warm_ups += 1
         made = [self.trial(arms[name], runners[name], phase, pair) for name, pair in order]
         for runner in runners.values():
             if runner is not None:
@@ -93,7 +95,7 @@ def bench(
     same = {phase: run.trials({native.name: native}, phase, order) for phase in subject.phases}
     peak, threads = tools.peak_rss_bytes(), same[subject.phases[0]][0].threads
     bandwidth = tools.bandwidth_gb_s(threads)
-    floors = [noise(phase, same[phase]) for phase in subject.phases]
+    floors = {phase: noise(phase, same[phase]) for phase in subject.phases if phase.is_timed}
     apart = _against(run, native, peer) if peer else same
     progress("parity")
     parity = tools.parity() if peer else "not run"
@@ -102,7 +104,7 @@ def bench(
     results = _results(subject, apart, [native, *([peer] if peer else [])], bandwidth)
     return BenchReport(
         str(subject.model), threads, subject.isa, run.ids_sha256, run.num_ids, seed, bandwidth, results, ratios,
-        withheld, floors, parity, peak,
+        withheld, list(floors.values()), parity, peak,
     )  # fmt: skip
 
 
@@ -124,10 +126,9 @@ def _withheld(apart: dict[Phase, list[Trial]], native: Arm, peer: Arm, parity: P
     return next((reason for reason in reasons if reason), None)
 
 
-def _ratios(apart: dict[Phase, list[Trial]], native: Arm, peer: Arm, floors: Sequence[Noise]) -> list[Ratio]:
+def _ratios(apart: dict[Phase, list[Trial]], native: Arm, peer: Arm, floors: dict[Phase, Noise]) -> list[Ratio]:
     return [
-        ratio(phase, _of(trials, native), _of(trials, peer), found.floor)
-        for (phase, trials), found in zip(apart.items(), floors, strict=True)
+        ratio(phase, _of(apart[phase], native), _of(apart[phase], peer), found.floor) for phase, found in floors.items()
     ]
 
 

@@ -39,6 +39,11 @@ class Phase:
         """Ids one trial feeds."""
         return self.n_prompt + self.n_context + self.n_new
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether anything happens while the clock runs; without it there is no noise and no ratio."""
+        return self.n_prompt + self.n_new > 0
+
 
 @dataclass(frozen=True)
 class Trial:

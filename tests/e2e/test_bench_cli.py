@@ -1,0 +1,82 @@
+"""`genai bench` as a process: the report is right; nothing here depends on how fast anything is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LLAMA = ROOT / "fixtures" / "packages" / "llama-fp32-cpu"
+CALL = "import sys; from genai_cli.cli import main; sys.argv[0] = 'genai'; main()"
+QUICK = ("--prompt-tokens", "8,24", "--context-tokens", "16", "--new-tokens", "4", "--rounds", "1", "--threads", "1")
+
+
+def genai(*args):
+    command = [sys.executable, "-c", CALL, "bench", *map(str, args)]
+    env = {**os.environ, "XDG_CACHE_HOME": str(ROOT / "build" / "test-cache")}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    done = genai(LLAMA, "--vs", "ort", *QUICK, "--json")
+    assert done.returncode == 0, done.stderr
+    file = tmp_path_factory.mktemp("bench") / "old.json"
+    file.write_text(done.stdout)
+    return file, json.loads(done.stdout), done.stderr
+
+
+def test_the_document(report):
+    _, made, talk = report
+    assert (made["schema"], made["parity"], made["withheld"], made["threads"]) == ("genai.bench/1", "passed", None, 1)
+    assert made["bandwidth_gb_s"] > 0
+    assert made["peak_rss_bytes"] > 1 << 20
+    seen = [(r["engine"], r["phase"], r["n_prompt"], r["n_context"], r["n_new"]) for r in made["results"]]
+    cases = [("load", 1, 0, 0), ("prefill", 8, 0, 0), ("prefill", 24, 0, 0), ("decode", 0, 16, 4)]
+    assert seen == [(engine, *case) for case in cases for engine in ("native", "ort")]
+    assert all(r["num_cached_tokens"] == 0 and r["batch"] == 1 for r in made["results"])
+    assert all((r["tok_s"] is None) == (r["phase"] == "load") for r in made["results"])
+    assert [(r["a"], r["b"]) for r in made["ratios"]] == [("native", "ort")] * 4
+    assert {r["difference"] for r in made["ratios"]} <= {"none", "faster", "slower"}
+    assert "parity passed" in talk
+
+
+def test_no_ratio_without_parity():
+    done = genai(LLAMA, "--vs", "ort", *QUICK, "--no-parity", "--json")
+    made = json.loads(done.stdout)
+    assert (done.returncode, made["ratios"], made["withheld"]) == (0, [], "parity not run")
+    assert "ratio withheld: parity not run" in done.stderr
+
+
+def test_compare(report, tmp_path):
+    """The old report is made a thousand times as fast, and a thousand times as slow: no machine is that noisy."""
+    file, made, _ = report
+    for factor, code in ((1e-3, 1), (1e3, 0)):
+        for result in made["results"]:
+            result["seconds"]["median"] *= factor
+        (tmp_path / "old.json").write_text(json.dumps(made))
+        done = genai(LLAMA, *QUICK, "--compare", tmp_path / "old.json", "--max-regression", "15%")
+        assert done.returncode == code, done.stderr
+        made = json.loads(file.read_text())
+    assert "ok: decode" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--vs", "llama.cpp"), "wanted ort"),
+        (("--vs", "onnxruntime-genai"), "onnxruntime-genai"),
+        (("--prompt-tokens", "0"), "--prompt-tokens"),
+        (("--max-regression", "x"), "--max-regression"),
+        (("--compare", "missing.json"), "missing.json"),
+    ],
+)
+def test_2_what_cannot_be_measured(args, words):
+    done = genai(LLAMA, *args)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr

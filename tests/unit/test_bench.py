@@ -1,0 +1,256 @@
+"""The benchmark measured: engines that cost 1 ms a token on a clock of their own, so that every figure is known."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from genai_cli.bench import table
+from genai_cli.bench.compare import compare, parse_percent, read_report
+from genai_cli.bench.machine import weight_bytes_per_token
+from genai_cli.bench.report import Noise, ratio, result
+from genai_cli.bench.session import Subject, Tools, bench
+from genai_cli.bench.trials import Arm, Phase, Trial, abba, phases
+from genai_cli.errors import ExitCode, GenaiError
+from genai_cli.graph.ir import Graph, Initializer, Node
+from genai_cli.report.json import dumps
+from genai_cli.runners.base import RunnerInfo
+
+MS = 1e-3
+VOCAB = 50
+PHASES = [Phase("load", 1), Phase("prefill", 8), Phase("prefill", 64), Phase("decode", n_context=16, n_new=4)]
+
+
+class FakeClock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class FakeRunner:
+    """`ms` a token. `cached` tokens survive a reset, as with an engine that keeps prefixes."""
+
+    context_len, vocab_size = 128, VOCAB
+
+    def __init__(self, clock, name="native", ms=1.0, threads=2, cached=0, jitter=()):
+        self.clock, self.ms, self.cached, self.length, self.fed = clock, ms, cached, 0, []
+        self.jitter = list(jitter)
+        self.info = RunnerInfo(name, "0", "cpu", (), 1, 0, threads)
+
+    def reset(self):
+        self.length = self.cached
+
+    def step(self, ids, *, embeds=None, logits="last"):
+        self.fed.append(tuple(ids.tolist()))
+        self.length += len(ids)
+        extra = self.jitter.pop(0) if self.jitter else 1.0
+        self.clock.now += MS * self.ms * len(ids) * extra
+        return np.zeros((1, VOCAB), np.float32)
+
+    def close(self):
+        pass
+
+
+def measured(peer=None, *, parity="passed", native=None, phases_=PHASES, seed=0, clock=None, runners=None):
+    clock = clock or FakeClock()
+
+    def arm(name, options):
+        def open_():
+            made = FakeRunner(clock, name, **options)
+            if runners is not None:
+                runners.append(made)
+            return made
+
+        return Arm(name, open_)
+
+    tools = Tools(lambda threads: 40.0, lambda: 1 << 20, lambda: parity, clock)
+    subject = Subject(Path("m"), "cpu:fake", phases_, lambda context: 1_000_000, VOCAB)
+    other = None if peer is None else arm("ort", peer)
+    return bench(subject, arm("native", native or {}), other, tools, seed=seed, rounds=2, progress=lambda text: None)
+
+
+def of(report, phase, **fields):
+    return next(r for r in report.results if r.phase == phase and all(getattr(r, k) == v for k, v in fields.items()))
+
+
+def test_time_scales_with_the_tokens_really_processed():
+    report = measured()
+    short, long = of(report, "prefill", n_prompt=8), of(report, "prefill", n_prompt=64)
+    assert short.seconds.median == pytest.approx(8 * MS)
+    assert long.seconds.median == pytest.approx(64 * MS)
+    assert long.ttft_s == pytest.approx(64 * MS)
+    assert short.tok_s.median == long.tok_s.median == pytest.approx(1000)
+
+
+def test_decode_leaves_the_prompt_and_the_first_token_out():
+    found = of(measured(), "decode")
+    assert found.seconds.median == pytest.approx(4 * MS)
+    assert found.tpot_s == pytest.approx(MS)
+    assert found.gb_s == pytest.approx(1.0)  # 1 MB a token, 1000 tokens a second
+    assert found.bandwidth_fraction == pytest.approx(1 / 40)
+
+
+def test_load_goes_up_to_the_first_answer():
+    clock = FakeClock()
+    report = measured(clock=clock)
+    assert of(report, "load").seconds.median == pytest.approx(MS)
+    assert of(report, "load").tok_s is None
+
+
+def test_a_ratio_is_paired():
+    report = measured({"ms": 3.0})
+    assert [(r.phase, r.difference) for r in report.ratios] == [(p.kind, "faster") for p in PHASES]
+    assert all(r.median == pytest.approx(3.0) for r in report.ratios)
+    assert report.withheld is None
+
+
+@pytest.mark.parametrize("parity", ["failed", "not run"])
+def test_no_ratio_without_parity(parity):
+    report = measured({"ms": 3.0}, parity=parity)
+    assert report.ratios == []
+    assert table.verdicts(report) == [f"ratio withheld: parity {parity}"]
+
+
+def test_no_ratio_when_threads_differ():
+    report = measured({"threads": 1})
+    assert report.ratios == []
+    assert report.withheld == "settings differ: native ran on 2 threads, ort on 1"
+
+
+def test_a_prefix_hit_voids_the_figure_and_the_ratio():
+    report = measured({"cached": 5})
+    voided = of(report, "prefill", engine="ort", n_prompt=8)
+    assert (voided.tok_s, voided.ttft_s, voided.num_cached_tokens) == (None, None, 5)
+    assert report.ratios == []
+    assert "prefix hit: 5 tokens" in report.withheld
+    assert any("n/a: 5 tokens came from a cache" in row for row in table.rows(report))
+
+
+def test_no_generated_tokens_are_not_divided_by():
+    report = measured({}, phases_=[Phase("decode", n_context=16, n_new=0)])
+    assert (report.noise, report.ratios) == ([], [])
+    assert report.results[0].tok_s is None
+    assert report.results[0].tpot_s is None
+    assert table.rows(report)[0][3] == "n/a"
+
+
+def test_both_engines_get_the_same_ids_and_no_trial_gets_those_of_another():
+    runners = []
+    measured({}, runners=runners, phases_=[Phase("prefill", 16)])
+    alone, native, ort = runners
+    assert native.fed[1:] == ort.fed[1:]  # behind the warm-up, in pairs
+    fed = alone.fed + native.fed
+    assert len(set(fed)) == len(fed)
+
+
+def test_the_ids_come_from_the_seed():
+    assert measured(seed=1).ids_sha256 == measured(seed=1).ids_sha256 != measured(seed=2).ids_sha256
+    assert measured().num_ids == sum(9 * phase.num_ids for phase in PHASES)  # a warm-up and eight trials
+
+
+def test_the_order_is_abba():
+    assert "".join(arm for arm, _ in abba("a", "b", 2)) == "abbaabba"
+    assert [pair for _, pair in abba("a", "b", 1)] == [0, 0, 1, 1]
+
+
+def test_lengths_are_cut_to_the_context():
+    found = phases(100, (128, 512), (64, 1024), 32)
+    assert found == [Phase("load", 1), Phase("prefill", 100), Phase("decode", 0, 64, 32), Phase("decode", 0, 68, 32)]
+
+
+def trials(name, seconds):
+    return [Trial(name, i, s, 8, 0, "", 2) for i, s in enumerate(seconds)]
+
+
+@pytest.mark.parametrize(
+    ("peer", "floor", "difference"),
+    [
+        ([1.1, 1.1], 0.2, "none"),
+        ([1.3, 1.3], 0.2, "faster"),
+        ([0.7, 0.7], 0.2, "slower"),
+        ([0.5, 2.9], 0.2, "none"),  # the median is beyond the floor, but the pairs disagree
+    ],
+)
+def test_a_difference_inside_the_noise_is_none(peer, floor, difference):
+    assert ratio(PHASES[1], trials("native", [1.0, 1.0]), trials("ort", peer), floor).difference == difference
+
+
+def test_the_noise_floor_is_the_worst_pair_of_native_against_itself():
+    steady = measured(phases_=[PHASES[1]])
+    assert steady.noise == [Noise("prefill", 8, 0, pytest.approx(0.0, abs=1e-9))]
+    # warm-up, then eight trials: the third takes half as long again as the fourth
+    jumpy = measured(phases_=[PHASES[1]], native={"jitter": [9, 1, 1, 1.5, 1, 1, 1, 1, 1]})
+    assert jumpy.noise[0].floor == pytest.approx(0.5)
+    assert jumpy.results[0].tok_s.p95 == pytest.approx(1000)  # the warm-up counts nowhere
+
+
+def old_report(tmp_path, report):
+    path = tmp_path / "old.json"
+    path.write_text(dumps(report))
+    return read_report(path)
+
+
+@pytest.mark.parametrize(("ms", "regressed"), [(1.0, False), (1.1, False), (1.3, True), (0.5, False)])
+def test_compare(tmp_path, ms, regressed):
+    old = old_report(tmp_path, measured())
+    found = compare(old, measured(native={"ms": ms}), 0.15)
+    assert len(found) == len(PHASES)
+    assert {change.regressed for change in found} == {regressed}
+
+
+def test_compare_forgives_what_the_noise_explains(tmp_path):
+    old = old_report(tmp_path, measured())
+    new = measured(native={"ms": 1.3})
+    noisy = replace(new, noise=[replace(n, floor=0.4) for n in new.noise])
+    assert not any(change.regressed for change in compare(old, noisy, 0.15))
+
+
+def test_compare_refuses_other_settings_and_nothing_in_common(tmp_path):
+    old = old_report(tmp_path, measured())
+    other = replace(measured(), model="elsewhere/another")
+    for new in (other, measured(native={"threads": 1}), measured(phases_=[Phase("prefill", 9)])):
+        with pytest.raises(GenaiError) as raised:
+            compare(old, new, 0.15)
+        assert raised.value.exit_code == ExitCode.NOT_COMPARED
+
+
+def test_what_is_no_report_is_refused(tmp_path):
+    (tmp_path / "x.json").write_text(json.dumps({"schema": "genai.parity/1"}))
+    for name in ("x.json", "missing.json"):
+        with pytest.raises(GenaiError, match=r"x\.json|missing\.json"):
+            read_report(tmp_path / name)
+
+
+def test_percent():
+    assert parse_percent("15%") == parse_percent("0.15") == 0.15
+    with pytest.raises(GenaiError, match="wanted a share"):
+        parse_percent("much")
+
+
+def weight(name, *shape):
+    return Initializer(name, np.dtype(np.float32), shape, int(np.prod(shape)) * 4, lambda: np.zeros(shape, np.float32))
+
+
+def graph(*nodes):
+    held = {w.name: w for w in (weight("table", 10, 4), weight("w", 4, 4), weight("unused", 100))}
+    return Graph("g", [], [], list(nodes), held, {}, {})
+
+
+def test_of_a_table_that_is_only_gathered_from_one_row_is_read():
+    gather = Node("Gather", "", ["table", "ids"], ["x"])
+    matmul = Node("MatMul", "", ["x", "w"], ["y"])
+    assert weight_bytes_per_token(graph(gather, matmul)) == 16 + 64
+    tied = Node("MatMul", "", ["y", "table"], ["z"])
+    assert weight_bytes_per_token(graph(gather, matmul, tied)) == 160 + 64
+    assert weight_bytes_per_token(graph(Node("QMoE", "com.microsoft", ["x", "w"], ["y"]))) is None
+
+
+def test_a_rate_needs_every_trial():
+    half = [Trial("native", 0, 1.0, 8, 0, "", 2), Trial("native", 1, 1.0, 8, 3, "", 2)]
+    assert result(PHASES[1], half, None, 1.0).tok_s is None
