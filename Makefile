@@ -33,7 +33,7 @@ format: $(STAMP)
 	$(BIN)/ruff format genai_cli tests scripts
 	find native -name '*.cpp' -o -name '*.h' -o -name '*.cu' | xargs $(BIN)/clang-format -i
 
-bench: $(STAMP) $(DEMO)
+bench: $(STAMP) $(DEMO)  ## speed of the demo model beside ONNX Runtime's (about 2 minutes; see docs/performance.md)
 	$(BIN)/genai bench models/smollm2-135m-int4 --vs ort
 
 asan: $(STAMP)  ## op tests on an address- and undefined-behaviour-sanitized build, in a venv of its own
