@@ -36,6 +36,7 @@ class Tools:
     peak_rss_bytes: Callable[[], int]
     parity: Callable[[], Parity]
     clock: Clock = time.perf_counter
+    collect: Callable[[], object] = gc.collect
 
 
 @dataclass
@@ -58,7 +59,7 @@ class Bench:
         clock = self.tools.clock
         if runner is None:
             made = load_trial(arm, pair, ids, clock)
-            gc.collect()  # an engine's buffers lie in cycles, and two of them would be counted as one's peak
+            self.tools.collect()  # an engine's buffers lie in cycles, and two of them would be counted as one's peak
         elif phase.kind == "prefill":
             made = prefill_trial(arm.name, pair, runner, ids, clock)
         else:

@@ -69,7 +69,7 @@ def measured(peer=None, *, parity="passed", native=None, phases_=PHASES, seed=0,
 
         return Arm(name, open_)
 
-    tools = Tools(lambda threads: 40.0, lambda: 1 << 20, lambda: parity, clock)
+    tools = Tools(lambda threads: 40.0, lambda: 1 << 20, lambda: parity, clock, collect=lambda: None)
     subject = Subject(Path("m"), "cpu:fake", phases_, lambda context: 1_000_000, VOCAB)
     other = None if peer is None else arm("ort", peer)
     return bench(subject, arm("native", native or {}), other, tools, seed=seed, rounds=2, progress=lambda text: None)
