@@ -17,6 +17,7 @@ from tolerance import difference, of_onnx
 
 from genai_cli.errors import GenaiError
 from genai_cli.ops import lookup, run_reference, table
+from genai_cli.ops.dtypes import SMALL_INT
 from genai_cli.ops.quant import unpack_bits
 from genai_cli.ops.registry import OpDef, unknown_attributes
 
@@ -30,6 +31,20 @@ def by_op(cases: tuple[Case, ...]) -> dict[str, list[Case]]:
     return dict(sorted(groups.items()))
 
 
+def defined(case: Case, got: Array | None, want: Array | None) -> tuple[Array | None, Array | None]:
+    """Float to a 2- or 4-bit integer is defined inside its range only: outside, the library that computes ONNX's own
+    expectations changed its answer (ml_dtypes 0.6 kept the low bits, as ORT does; 0.7 gives 0)."""
+    x = case.inputs[0] if case.inputs else None
+    if case.op not in ("Cast", "CastLike") or got is None or want is None or want.dtype not in SMALL_INT or x is None:
+        return got, want
+    bits = int(want.dtype.name[-1])
+    low, high = (0, 2**bits) if want.dtype.name.startswith("u") else (-(2 ** (bits - 1)), 2 ** (bits - 1))
+    wide = x.astype(np.float64)
+    inside = (wide > low - 1) & (wide < high)
+    assert inside.any()
+    return got[inside], want[inside]
+
+
 def onnx_failure(case: Case) -> str | None:
     """Why the reference misses the outputs that came with the case, or None."""
     assert case.expected is not None
@@ -38,6 +53,7 @@ def onnx_failure(case: Case) -> str | None:
     except GenaiError as error:
         return error.message
     for got, want in zip(outputs, case.expected, strict=True):
+        got, want = defined(case, got, want)
         if want is not None and (reason := difference(case.op, got, want, case.attrs, of_onnx(case, want))):
             return reason
     return None
