@@ -1,6 +1,7 @@
 // Matrix products. Every output is one fixed chain of f32 operations, whatever the number of rows, threads or blocks:
-// [K, N] weights: lanes run over N, each output is a chain of fused multiply-adds over k = 0, 1, 2, ...
-// [N, K] weights (transB): sixteen chains over k mod 16, added in one fixed tree.
+// [K, N] weights: lanes run over N; K is cut into two halves, each output is a chain of fused multiply-adds over the k
+// of either half in their order, and the two are added. (Halves, so that two threads read whole rows: memory is then
+// one stream for each of them.) [N, K] weights (transB): sixteen chains over k mod 16, added in one fixed tree.
 #include <algorithm>
 #include <memory>
 
@@ -18,10 +19,13 @@ constexpr int kTileRows = 12;
 constexpr int kTileRows = 3;
 #endif
 constexpr int kPanel = 2 * kLanes;     // columns of a packed panel
-constexpr int64_t kDepth = 1024;       // k steps between loads and stores of the accumulators
+constexpr int64_t kDepth = 288;        // k steps of a packed panel: it stays in the first-level cache, nearly
 constexpr int64_t kStreamRows = 4;     // up to here B is streamed once, unpacked
-constexpr int64_t kAhead = 8;          // rows of B fetched before they are needed
+constexpr int64_t kBlock = 4096;       // columns of a streamed block: their sums stay in the first-level cache
+constexpr int64_t kAheadBytes = 8192;  // how far ahead of its use B is fetched
 constexpr int64_t kSmall = 32 * 1024;  // multiply-adds worth a thread
+
+constexpr int64_t kHalve = 128;  // shorter sums are one chain
 
 struct PanelTag;
 struct SumsTag;
@@ -57,30 +61,42 @@ void finish_row(const Finish& finish, int64_t offset, int64_t row, int64_t colum
   write_block(finish.y.data, finish.y.dtype, offset + column, count, sums);
 }
 
+void add_to(float* sums, const float* more, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) sums[i] += more[i];
+}
+
 template <class T>
 v16 load_any(const T* from, int64_t n) {
   return n >= kLanes ? load(from) : load_part(from, n);
 }
 
-// Few rows: B is read once, row by row, four rows at a time; sums stay in the first-level cache.
+// How K is cut: [0, middle) and [middle, K).
+int64_t num_halves(int64_t k) { return k >= kHalve ? 2 : 1; }
+
+int64_t middle_of(int64_t k) { return num_halves(k) == 1 ? k : (k / 2 + 3) / 4 * 4; }
+
+// Rows [k, last) of B for columns [first, first + width), four rows at a time; adds to sums [M, N] at those columns.
 template <class T>
-void stream_columns(const Product& p, int64_t first, int64_t last, float* sums) {
+void stream_block(const Product& p, int64_t k, int64_t last, int64_t first, int64_t width, float* sums) {
   const T* b = static_cast<const T*>(p.b);
-  int64_t width = last - first;
-  std::fill(sums, sums + p.m * width, 0.0f);
-  for (int64_t k = 0; k < p.k; k += 4) {
-    int64_t deep = std::min<int64_t>(4, p.k - k);
+  // Prefetchers of the machine lose a stream that jumps from row to row. Whole rows follow each other: four lines at
+  // the distance; parts of rows: the rows after these. Addresses beyond the end are harmless.
+  bool whole = width == p.n;
+  constexpr int64_t kAhead = kAheadBytes / sizeof(T);
+  for (; k < last; k += 4) {
+    int64_t deep = std::min<int64_t>(4, last - k);
+    const T* b0 = b + k * p.n + first;
+    const T* ahead = whole ? b0 + kAhead : b0 + 8 * p.n;
+    int64_t step = whole ? 64 / static_cast<int64_t>(sizeof(T)) : p.n, stride = whole ? 4 : 1;
     for (int64_t m = 0; m < p.m; ++m) {
-      float* row = sums + m * width;
+      float* row = sums + m * p.n + first;
       const float* a = p.a + m * p.k + k;
       int64_t j = 0;
       if (deep == 4) {
         v16 a0 = all(a[0]), a1 = all(a[1]), a2 = all(a[2]), a3 = all(a[3]);
-        const T *b0 = b + k * p.n + first, *b1 = b0 + p.n, *b2 = b1 + p.n, *b3 = b2 + p.n;
-        const T* ahead =
-            b0 + kAhead * p.n;  // prefetchers lose a stream that jumps from row to row; beyond the end is harmless
+        const T *b1 = b0 + p.n, *b2 = b1 + p.n, *b3 = b2 + p.n;
         for (; j + kLanes <= width; j += kLanes) {
-          for (int d = 0; d < 4; ++d) __builtin_prefetch(ahead + d * p.n + j);
+          for (int d = 0; d < 4; ++d) __builtin_prefetch(ahead + d * step + stride * j);
           v16 sum = load(row + j);
           sum = multiply_add(a0, load(b0 + j), sum);
           sum = multiply_add(a1, load(b1 + j), sum);
@@ -93,12 +109,45 @@ void stream_columns(const Product& p, int64_t first, int64_t last, float* sums) 
         int64_t count = std::min<int64_t>(kLanes, width - j);
         v16 sum = load_any(row + j, count);
         for (int64_t d = 0; d < deep; ++d) {
-          sum = multiply_add(all(a[d]), load_any(b + (k + d) * p.n + first + j, count), sum);
+          sum = multiply_add(all(a[d]), load_any(b0 + d * p.n + j, count), sum);
         }
         std::memcpy(row + j, &sum, count * sizeof(float));
       }
     }
   }
+}
+
+// Columns [first, last) of one half of K; sums [M, N] of that half.
+template <class T>
+void stream_columns(const Product& p, int64_t half, int64_t first, int64_t last, float* sums) {
+  int64_t middle = middle_of(p.k), begin = half ? middle : 0, end = half ? p.k : middle;
+  for (; first < last; first += kBlock) {
+    int64_t width = std::min(kBlock, last - first);
+    for (int64_t m = 0; m < p.m; ++m) std::fill_n(sums + m * p.n + first, width, 0.0f);
+    stream_block<T>(p, begin, end, first, width, sums);
+  }
+}
+
+// Few rows: B is read once.
+template <class T>
+void by_stream(const Product& p, const Finish& finish, int64_t offset, ThreadPool& pool) {
+  int64_t halves = num_halves(p.k), item = p.m * p.n;
+  int64_t grain = std::max<int64_t>(64, kSmall / std::max<int64_t>(1, p.k * p.m) / 64 * 64);
+  float* sums = scratch<float, SumsTag>(halves * item + kLanes);
+  int64_t count = (p.n + grain - 1) / grain * grain;  // both halves are cut at the same columns
+  pool.parallel_for(halves * count, grain, [&](int64_t begin, int64_t end, int) {
+    for (int64_t half = begin / count; half * count < end; ++half) {
+      int64_t first = std::max<int64_t>(0, begin - half * count), last = std::min(p.n, end - half * count);
+      if (first < last) stream_columns<T>(p, half, first, last, sums + half * item);
+    }
+  });
+  pool.parallel_for(p.n, kBlock, [&](int64_t begin, int64_t end, int) {
+    for (int64_t m = 0; m < p.m; ++m) {
+      float* row = sums + m * p.n + begin;
+      if (halves == 2) add_to(row, row + item, end - begin);
+      finish_row(finish, offset + m * p.n, m, begin, end - begin, row);
+    }
+  });
 }
 
 // Columns [first, first + 32) of rows k.. of B as f32, zeros beyond the edge.
@@ -117,9 +166,15 @@ void pack_panel(const Product& p, int64_t k, int64_t deep, int64_t first, float*
   }
 }
 
+// Rows of B that the next panel is packed from, one for each k step of a tile; nullptr: fetch nothing.
+struct Ahead {
+  const char* row = nullptr;
+  int64_t stride = 0;
+};
+
 // kRows rows of A times a panel; sums [kRows, 32] are carried on when `carry`.
 template <int kRows>
-void tile(const float* a, int64_t stride, int64_t deep, const float* panel, float* sums, bool carry) {
+void tile(const float* a, int64_t stride, int64_t deep, const float* panel, float* sums, bool carry, Ahead ahead) {
   v16 left[kRows], right[kRows];
 #pragma GCC unroll 12
   for (int r = 0; r < kRows; ++r) {
@@ -128,6 +183,11 @@ void tile(const float* a, int64_t stride, int64_t deep, const float* panel, floa
   }
   for (int64_t d = 0; d < deep; ++d, panel += kPanel) {
     v16 b0 = load(panel), b1 = load(panel + kLanes);
+    if (ahead.row) {
+      __builtin_prefetch(ahead.row, 0, 2);
+      __builtin_prefetch(ahead.row + 64, 0, 2);
+      ahead.row += ahead.stride;
+    }
 #pragma GCC unroll 12
     for (int r = 0; r < kRows; ++r) {
       v16 x = all(a[r * stride + d]);
@@ -142,7 +202,7 @@ void tile(const float* a, int64_t stride, int64_t deep, const float* panel, floa
   }
 }
 
-using Tile = void (*)(const float*, int64_t, int64_t, const float*, float*, bool);
+using Tile = void (*)(const float*, int64_t, int64_t, const float*, float*, bool, Ahead);
 
 template <int... kRows>
 Tile tile_for(int64_t rows, std::integer_sequence<int, kRows...>) {
@@ -150,40 +210,48 @@ Tile tile_for(int64_t rows, std::integer_sequence<int, kRows...>) {
   return tiles[rows - 1];
 }
 
-// One panel of columns for all rows.
+// Where the panel after the one at (k, first) begins; beyond the last there is nothing to fetch.
+template <class T>
+Ahead next_panel(const Product& p, int64_t k, int64_t first) {
+  if (k >= p.k) {
+    k = 0;
+    first += kPanel;
+  }
+  if (first + kPanel > p.n) return {};
+  return {reinterpret_cast<const char*>(static_cast<const T*>(p.b) + k * p.n + first),
+          p.n * static_cast<int64_t>(sizeof(T))};
+}
+
+// One panel of columns for all rows: sums [halves, M, 32]. Memory is slow to answer reads that jump from row to row, so
+// the first tile fetches what the next panel is packed from.
 template <class T>
 void panel_columns(const Product& p, int64_t first, float* panel, float* sums) {
-  for (int64_t k = 0; k < p.k || k == 0; k += kDepth) {
-    int64_t deep = std::min(kDepth, p.k - k);
+  int64_t middle = middle_of(p.k), deep;
+  for (int64_t k = 0; k < p.k; k += deep) {
+    bool upper = k >= middle;
+    deep = std::min(kDepth, (upper ? p.k : middle) - k);
     pack_panel<T>(p, k, deep, first, panel);
+    float* out = sums + (upper ? p.m * kPanel : 0);
+    Ahead ahead = next_panel<T>(p, k + deep, first);
     for (int64_t m = 0; m < p.m; m += kTileRows) {
       int64_t rows = std::min<int64_t>(kTileRows, p.m - m);
-      tile_for(rows, std::make_integer_sequence<int, kTileRows>())(p.a + m * p.k + k, p.k, deep, panel,
-                                                                   sums + m * kPanel, k > 0);
+      auto run = tile_for(rows, std::make_integer_sequence<int, kTileRows>());
+      run(p.a + m * p.k + k, p.k, deep, panel, out + m * kPanel, k != 0 && k != middle, m == 0 ? ahead : Ahead{});
     }
   }
 }
 
 template <class T>
-void by_columns(const Product& p, const Finish& finish, int64_t offset, ThreadPool& pool) {
-  int64_t per_column = std::max<int64_t>(1, p.k * p.m);
-  if (p.m <= kStreamRows) {
-    int64_t grain = std::max<int64_t>(64, kSmall / per_column / 64 * 64);
-    pool.parallel_for(p.n, grain, [&](int64_t begin, int64_t end, int) {
-      float* sums = scratch<float, SumsTag>(p.m * (end - begin) + kLanes);
-      stream_columns<T>(p, begin, end, sums);
-      for (int64_t m = 0; m < p.m; ++m) {
-        finish_row(finish, offset + m * p.n, m, begin, end - begin, sums + m * (end - begin));
-      }
-    });
-    return;
-  }
+void by_panels(const Product& p, const Finish& finish, int64_t offset, ThreadPool& pool) {
+  int64_t per_column = std::max<int64_t>(1, p.k * p.m), halves = num_halves(p.k), item = p.m * kPanel;
   int64_t panels = (p.n + kPanel - 1) / kPanel, grain = std::max<int64_t>(1, kSmall / per_column / kPanel);
   pool.parallel_for(panels, grain, [&](int64_t begin, int64_t end, int) {
     float* panel = scratch<float, PanelTag>(std::min(kDepth, p.k) * kPanel + kLanes);
-    float* sums = scratch<float, SumsTag>(p.m * kPanel);
+    float* sums = scratch<float, SumsTag>(halves * item);
+    if (p.k == 0) std::fill_n(sums, item, 0.0f);
     for (int64_t i = begin; i < end; ++i) {
       panel_columns<T>(p, i * kPanel, panel, sums);
+      if (halves == 2) add_to(sums, sums + item, item);
       int64_t count = std::min<int64_t>(kPanel, p.n - i * kPanel);
       for (int64_t m = 0; m < p.m; ++m) finish_row(finish, offset + m * p.n, m, i * kPanel, count, sums + m * kPanel);
     }
@@ -255,7 +323,8 @@ void by_rows(const Product& p, const Finish& finish, int64_t offset, ThreadPool&
 void multiply(const Product& p, DType dtype, bool transposed, const Finish& finish, int64_t offset, ThreadPool& pool) {
   auto run = [&](auto sample) {
     using T = decltype(sample);
-    transposed ? by_rows<T>(p, finish, offset, pool) : by_columns<T>(p, finish, offset, pool);
+    if (transposed) return by_rows<T>(p, finish, offset, pool);
+    p.m <= kStreamRows ? by_stream<T>(p, finish, offset, pool) : by_panels<T>(p, finish, offset, pool);
   };
   if (dtype == DType::f32) return run(float{});
   if (dtype == DType::f16) return run(half_t{});
