@@ -89,9 +89,9 @@ size_t add_step(Program& program, const std::string& kernel, nb::sequence ins, n
   return program.add(kernel, std::move(args));
 }
 
-std::vector<std::tuple<std::string, uint64_t, uint64_t>> times_of(const Program& program) {
-  std::vector<std::tuple<std::string, uint64_t, uint64_t>> rows;
-  for (const auto& row : program.times()) rows.emplace_back(row.name, row.calls, row.ns);
+std::vector<std::tuple<uint64_t, uint64_t, uint64_t>> take_spans(Program& program) {
+  std::vector<std::tuple<uint64_t, uint64_t, uint64_t>> rows;
+  for (const auto& span : program.take_spans()) rows.emplace_back(span.step, span.start_ns, span.end_ns);
   return rows;
 }
 
@@ -153,6 +153,6 @@ NB_MODULE(_native, m) {
       .def("add", &add_step, "kernel"_a, "inputs"_a, "outputs"_a, "attrs"_a)
       .def("run", &Program::run, "first"_a, "last"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("profile", &Program::set_profiling, "on"_a)
-      .def_prop_ro("times", &times_of)
+      .def("take_spans", &take_spans)
       .def("__len__", &Program::size);
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "isa.h"
 
@@ -23,23 +24,29 @@ size_t Program::add(const std::string& kernel, Args args) {
   } catch (const std::exception& error) {
     throw std::invalid_argument(kernel + ": " + error.what());
   }
-  times_.push_back({kernel});
   return steps_.size() - 1;
 }
 
 void Program::run(size_t first, size_t last) {
   if (last > steps_.size() || first > last) throw std::out_of_range("no such step");
   Context context{*pool_, *state_};
+  if (profiling_) return run_timed(context, first, last);
+  for (size_t i = first; i < last; ++i) steps_[i](context);
+}
+
+void Program::run_timed(Context& context, size_t first, size_t last) {
+  auto now = [] {
+    return uint64_t(std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count());
+  };
+  uint64_t start = now();
   for (size_t i = first; i < last; ++i) {
-    if (!profiling_) {
-      steps_[i](context);
-      continue;
-    }
-    auto start = std::chrono::steady_clock::now();
     steps_[i](context);
-    times_[i].ns += std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count();
-    times_[i].calls += 1;
+    uint64_t end = now();  // also the start of the next: one clock read a step
+    spans_.push_back({i, start, end});
+    start = end;
   }
 }
+
+std::vector<Span> Program::take_spans() { return std::exchange(spans_, {}); }
 
 }  // namespace genai

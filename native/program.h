@@ -10,10 +10,11 @@
 
 namespace genai {
 
-struct StepTime {
-  std::string name;
-  uint64_t calls = 0;
-  uint64_t ns = 0;
+// One run of one step while profiling: nanoseconds of the steady clock.
+struct Span {
+  uint64_t step = 0;
+  uint64_t start_ns = 0;
+  uint64_t end_ns = 0;
 };
 
 class Program {
@@ -27,15 +28,17 @@ class Program {
   size_t size() const { return steps_.size(); }
 
   void set_profiling(bool on) { profiling_ = on; }
-  const std::vector<StepTime>& times() const { return times_; }
+  std::vector<Span> take_spans();  // those since the last call, oldest first
 
  private:
   std::string isa_;
   std::shared_ptr<ThreadPool> pool_;
   std::shared_ptr<State> state_;
   std::vector<Step> steps_;
-  std::vector<StepTime> times_;
+  std::vector<Span> spans_;
   bool profiling_ = false;
+
+  void run_timed(Context& context, size_t first, size_t last);
 };
 
 }  // namespace genai

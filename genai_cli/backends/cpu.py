@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -82,13 +84,37 @@ def copy_rows(to: np.ndarray, source: np.ndarray) -> None:
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Step:
+    """What a recorded kernel call works on; a host step has the kernel `host` and nothing else."""
+
+    kernel: str
+    inputs: tuple[Tensor | None, ...] = ()
+    outputs: tuple[Tensor | None, ...] = ()
+    attrs: dict[str, Any] = field(default_factory=dict)
+
+
+HOST_STEP = Step("host")
+
+
+@dataclass(frozen=True)
+class Span:
+    """One run of one step, in ns of the monotonic clock (`time.perf_counter_ns`)."""
+
+    step: Step
+    start_ns: int
+    end_ns: int
+
+
 class CpuRecording:
     """Native steps in order, with host steps between them: (first, last) ranges of the program, or callables."""
 
     def __init__(self, program: _native.Program) -> None:
         self._program = program
+        self._steps: list[Step] = []
+        self._host_spans: list[Span] = []
+        self._profiling = False
         self._segments: list[Callable[[], None] | tuple[int, int]] = []
-        self._kept: list[Tensor | None] = []  # buffers live as long as the steps that hold their addresses
 
     def call(
         self, kernel: str, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None], attrs: dict[str, Any]
@@ -97,8 +123,9 @@ class CpuRecording:
         with _told():
             native_in, native_out = [_native_of(t) for t in inputs], [_native_of(t) for t in outputs]
             step = self._program.add(kernel, native_in, native_out, attrs)
+            # buffers live as long as the steps that hold their addresses
+            self._steps.append(Step(kernel, tuple(inputs), tuple(outputs), attrs))
             self._program.run(step, step + 1)
-        self._kept += [*inputs, *outputs]
         last = self._segments[-1] if self._segments else None
         if isinstance(last, tuple):
             self._segments[-1] = (last[0], step + 1)
@@ -116,20 +143,26 @@ class CpuRecording:
             for segment in self._segments:
                 if isinstance(segment, tuple):
                     self._program.run(*segment)
+                elif self._profiling:
+                    self._timed(segment)
                 else:
                     segment()
 
+    def _timed(self, function: Callable[[], None]) -> None:
+        started = time.perf_counter_ns()
+        function()
+        self._host_spans.append(Span(HOST_STEP, started, time.perf_counter_ns()))
+
     def profile(self, on: bool = True) -> None:
-        """Measure every native step from now on (about 50 ns a step)."""
+        """Time every step of a replay from now on: one clock read (about 30 ns) a step."""
+        self._profiling = on
         self._program.profile(on)
 
-    def times(self) -> dict[str, tuple[int, float]]:
-        """Kernel -> (calls, seconds) while profiling."""
-        totals: dict[str, tuple[int, float]] = {}
-        for name, calls, ns in self._program.times:
-            before = totals.get(name, (0, 0.0))
-            totals[name] = (before[0] + calls, before[1] + ns * 1e-9)
-        return totals
+    def take_spans(self) -> list[Span]:
+        """Every run of every step since the last call, in the order of time."""
+        native = [Span(self._steps[step], start, end) for step, start, end in self._program.take_spans()]
+        host, self._host_spans = self._host_spans, []
+        return sorted([*native, *host], key=lambda span: span.start_ns)
 
 
 def num_cores() -> int:
@@ -167,6 +200,8 @@ class CpuBackend:
         self._pool = _native.ThreadPool(self.threads)
         self._state = _native.State()
         self._slots: list[CpuKvSlot] = []
+        self._recordings: weakref.WeakSet[CpuRecording] = weakref.WeakSet()
+        self._profiled: list[CpuRecording] | None = None  # while profiling: one-shot recordings live until read
 
     def kernels(self) -> list[str]:
         """Names of the kernels compiled for this instruction set."""
@@ -211,7 +246,23 @@ class CpuBackend:
 
     def record(self) -> CpuRecording:
         """A new recording, on this backend's threads and state."""
-        return CpuRecording(_native.Program(self.isa, self._pool, self._state))
+        made = CpuRecording(_native.Program(self.isa, self._pool, self._state))
+        self._recordings.add(made)
+        if self._profiled is not None:
+            made.profile(True)
+            self._profiled.append(made)
+        return made
+
+    def profile(self, on: bool) -> None:
+        """Time every step of every recording from now on, those to come included."""
+        self._profiled = [*self._recordings] if on else None
+        for recording in self._recordings:
+            recording.profile(on)
+
+    def take_spans(self) -> list[Span]:
+        """Every run of every step since `profile(True)` or the last call, in the order of time."""
+        made, self._profiled = self._profiled or [], None if self._profiled is None else [*self._recordings]
+        return sorted((span for recording in made for span in recording.take_spans()), key=lambda span: span.start_ns)
 
     def kv_slot(self, num_heads: int, head_dim: int, dtype: np.dtype) -> CpuKvSlot:
         """A capacity buffer for one component; all slots share one capacity."""

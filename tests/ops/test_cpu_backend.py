@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -64,18 +65,26 @@ def test_a_failed_call_is_not_recorded() -> None:
     recording.replay()
 
 
-def test_profile_counts_calls() -> None:
+def test_profile_times_every_step_in_order_and_nothing_after_it() -> None:
     on = CpuBackend(threads=1)
     x, y = on.constant(np.ones(5, F32)), on.empty((5,), F32)
     recording = on.record()
     recording.call("Add", [x, x], [y], {})
+    recording.host(lambda: None)
     recording.call("Exp", [x], [y], {})
-    recording.profile()
+    on.profile(True)
     for _ in range(3):
         recording.replay()
-    times = recording.times()
-    assert {name: calls for name, (calls, _) in times.items()} == {"Add": 3, "Exp": 3}
-    assert all(seconds >= 0 for _, seconds in times.values())
+    on.record().call("Neg", [x], [y], {})  # recorded once, dropped at once
+    spans = on.take_spans()
+    assert [span.step.kernel for span in spans] == ["Add", "host", "Exp"] * 3 + ["Neg"]
+    assert spans[0].step.inputs == (x, x)
+    assert all(a.start_ns <= a.end_ns <= b.start_ns for a, b in itertools.pairwise(spans))
+    assert time.perf_counter_ns() - spans[-1].end_ns < 60e9  # the clock that the caller reads
+    on.profile(False)
+    recording.replay()
+    on.profile(True)
+    assert on.take_spans() == []
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "uint8"])
