@@ -18,6 +18,7 @@ from genai_cli.errors import ExitCode, GenaiError, worst
 if TYPE_CHECKING:
     from genai_cli.backends.cuda_device import CodeType, CudaOptions
     from genai_cli.batch import BatchResult
+    from genai_cli.bench.open import BenchOptions
     from genai_cli.bench.report import BenchReport
     from genai_cli.checks.target import Place
     from genai_cli.model import Ask, BackendName, Model
@@ -457,6 +458,8 @@ def bench(
         Path | None, typer.Option(help="A report of --json to compare with.", show_default=False)
     ] = None,
     max_regression: Annotated[str, typer.Option(help="Loss of speed that --compare allows.")] = "15%",
+    profile: Annotated[bool, typer.Option("--profile", help="Time per op of native instead, and --trace.")] = False,
+    trace: Annotated[Path, typer.Option(help="Where --profile writes its trace, for Perfetto.")] = Path("trace.json"),
     json_: JsonOpt = False,
     threads: ThreadsOpt = None,
     quiet: QuietOpt = False,
@@ -473,6 +476,8 @@ def bench(
         vs, _lengths("--prompt-tokens", prompt_tokens), _lengths("--context-tokens", context_tokens), new_tokens,
         rounds, seed, parity, _cache_dir(),
     )  # fmt: skip
+    if profile:
+        return _profile(console, model, options, threads, trace, json_)
     with console.progress(f"bench {model.name}") as tick:
         report = run(model, options, _place("cpu", threads), _isa(), tick)
     if json_:
@@ -482,6 +487,23 @@ def bench(
         console.talk(line)
     if old is not None:
         _compared(console, old, report, allowed)
+
+
+def _profile(
+    console: Console, model: Path, options: BenchOptions, threads: int | None, trace: Path, json_: bool
+) -> None:
+    from genai_cli.bench import table
+    from genai_cli.bench.open import run_profile
+    from genai_cli.report.json import dumps
+
+    with console.progress(f"profile {model.name}") as tick:
+        report = run_profile(model, options, _place("cpu", threads), _isa(), trace, tick)
+    if json_:
+        console.data(dumps(report))
+    for section in report.sections:
+        console.talk(table.profile_title(report, section))
+        console.table("", table.PROFILE_COLUMNS, table.profile_rows(section))
+    console.talk(f"trace: {trace} (open it at https://ui.perfetto.dev)")
 
 
 def _lengths(option: str, text: str) -> tuple[int, ...]:

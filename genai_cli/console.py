@@ -57,7 +57,7 @@ class Console:
         from rich.markup import escape
         from rich.table import Table
 
-        table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+        table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
         for column in columns:
             table.add_column(column, no_wrap=True)
         for row in rows:

@@ -254,13 +254,14 @@ class CpuBackend:
         return made
 
     def profile(self, on: bool) -> None:
-        """Time every step of every recording from now on, those to come included."""
+        """Time every step of every recording from now on, those to come included; older spans are dropped."""
         self._profiled = [*self._recordings] if on else None
         for recording in self._recordings:
             recording.profile(on)
+            recording.take_spans()
 
     def take_spans(self) -> list[Span]:
-        """Every run of every step since `profile(True)` or the last call, in the order of time."""
+        """Every run of every step since `profile` or the last call, in the order of time."""
         made, self._profiled = self._profiled or [], None if self._profiled is None else [*self._recordings]
         return sorted((span for recording in made for span in recording.take_spans()), key=lambda span: span.start_ns)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from genai_cli.bench.machine import kv_bytes_per_token, streaming_bandwidth_gb_s, weight_bytes_per_token
+from genai_cli.bench.profile import ProfileReport, profile
 from genai_cli.bench.report import BenchReport, Parity
 from genai_cli.bench.session import Progress, Subject, Tools, bench
 from genai_cli.bench.trials import Arm, draw_ids, phases
@@ -48,6 +49,16 @@ def run(model: Path, options: BenchOptions, place: Place, isa: str | None, progr
     native = _arm("native", model, place.threads, isa)
     peer = _arm("ort", model, place.threads, None) if options.peer else None
     return bench(subject, native, peer, tools, seed=options.seed, rounds=options.rounds, progress=progress)
+
+
+def run_profile(
+    model: Path, options: BenchOptions, place: Place, isa: str | None, trace: Path | None, progress: Progress
+) -> ProfileReport:
+    """Time per op of native's prefill and decode on the CPU."""
+    context_len = load_decoder(open_package(model)).context_len
+    found = phases(context_len, options.prompts, options.contexts, options.n_new)
+    engine = OpenOptions("native", threads=place.threads, isa=isa, prefix_cache=False)
+    return profile(model, found, engine, options.seed, trace, progress)
 
 
 def open_subject(model: Path, options: BenchOptions, place: Place) -> Subject:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from genai_cli.bench.compare import Change
+from genai_cli.bench.profile import ProfileReport, Row, Section
 from genai_cli.bench.report import BenchReport, Ratio, Result
 
 COLUMNS = [
@@ -81,3 +82,43 @@ def changes(found: list[Change]) -> list[str]:
         f" of the old report (noise {c.noise:.0%})"
         for c in found
     ]
+
+
+PROFILE_COLUMNS = ["op", "shape", "calls", "ms", "share", "GB/s", "GFLOP/s"]
+
+
+def profile_title(report: ProfileReport, section: Section) -> str:
+    """Phase, step time and what timing it cost."""
+    where = f"{section.n_prompt} tokens" if section.phase == "prefill" else f"behind {section.n_context}"
+    return (
+        f"{report.model}: {section.phase} {where}, {report.threads} threads, {report.isa}: {section.step_ms:.3f} ms a "
+        f"step (mean of {section.num_steps}; timing it costs {section.cost:+.1%})"
+    )
+
+
+def profile_rows(section: Section) -> list[list[str]]:
+    """An op's total, its shapes below it; the largest first."""
+    names = dict.fromkeys(row.op for row in section.rows)
+    groups = [[row for row in section.rows if row.op == name] for name in names]
+    groups.sort(key=lambda rows: -sum(row.ms for row in rows))
+    return [line for rows in groups for line in _profiled(rows)]
+
+
+def _profiled(rows: list[Row]) -> list[list[str]]:
+    if len(rows) == 1:
+        return [_profile_row(rows[0].op, rows[0])]
+    ms, num_bytes, num_ops = (
+        sum(part) for part in zip(*[(r.ms, (r.gb_s or 0) * r.ms, (r.gflop_s or 0) * r.ms) for r in rows], strict=True)
+    )
+    total = Row(
+        rows[0].op, "", sum(row.calls for row in rows), ms, sum(row.share for row in rows),
+        num_bytes / ms if num_bytes else None, num_ops / ms if num_ops else None,
+    )  # fmt: skip
+    return [_profile_row(total.op, total), *(_profile_row("", row) for row in rows)]
+
+
+def _profile_row(op: str, row: Row) -> list[str]:
+    return [
+        op, row.shape, f"{row.calls:g}", f"{row.ms:.3f}", f"{row.share:.1%}", _shown(row.gb_s, "{:.1f}"),
+        _shown(row.gflop_s, "{:.0f}"),
+    ]  # fmt: skip

@@ -66,6 +66,27 @@ def test_compare(report, tmp_path):
     assert "ok: decode" in done.stderr
 
 
+def test_profile(tmp_path):
+    trace = tmp_path / "t.json"
+    done = genai(LLAMA, *QUICK, "--profile", "--trace", trace, "--json")
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout)
+    assert made["schema"] == "genai.profile/1"
+    assert [(s["phase"], s["n_prompt"], s["n_context"]) for s in made["sections"]] == [
+        ("prefill", 8, 0), ("prefill", 24, 0), ("decode", 0, 16),
+    ]  # fmt: skip
+    for section in made["sections"]:
+        assert sum(row["share"] for row in section["rows"]) == pytest.approx(1)
+        assert min(row["ms"] for row in section["rows"]) > 0
+        assert {"MatMul", "genai.Attention"} <= {row["op"] for row in section["rows"]}
+    events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
+    steps = [event for event in events if event["tid"] == 1]
+    assert len(steps) == sum(section["num_steps"] for section in made["sections"])
+    for event in events:  # every kernel ran inside a step
+        assert any(s["ts"] <= event["ts"] and event["ts"] + event["dur"] <= s["ts"] + s["dur"] + 1e-3 for s in steps)
+    assert "timing it costs" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
