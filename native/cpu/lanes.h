@@ -35,7 +35,7 @@ struct Pack {
   T operator[](int i) const { return part[i * sizeof(T) / kRegister][i % (kRegister / sizeof(T))]; }
 
   static Pack all(T value) {
-    return make([&](int) { return Part{} + value; });
+    return make([&](int) { return value - Part{}; });  // a plain broadcast: x - 0 is x, also for -0
   }
 
   template <class F>

@@ -14,7 +14,7 @@ namespace genai::GENAI_ISA {
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int kTileRows = 12;
+constexpr int kTileRows = 8;
 #else
 constexpr int kTileRows = 3;
 #endif
@@ -44,9 +44,14 @@ struct Finish {
   Tensor bias;  // broadcasts to [M, N]; may be missing
   float alpha = 1, beta = 1;
   int64_t bias_row = 0, bias_column = 0;  // strides in elements; 0 repeats
+  bool plain = false;                     // sums are the f32 output
 };
 
 void finish_row(const Finish& finish, int64_t offset, int64_t row, int64_t column, int64_t count, float* sums) {
+  if (finish.plain) {
+    std::memcpy(static_cast<float*>(finish.y.data) + offset + column, sums, count * sizeof(float));
+    return;
+  }
   if (finish.alpha != 1) {
     for (int64_t i = 0; i < count; ++i) sums[i] *= finish.alpha;
   }
@@ -172,14 +177,15 @@ struct Ahead {
   int64_t stride = 0;
 };
 
-// kRows rows of A times a panel; sums [kRows, 32] are carried on when `carry`.
+// kRows rows of A times a panel, on top of `carry` [kRows, 32] (nullptr: 0), into `sums` or, with `add`, added to them.
 template <int kRows>
-void tile(const float* a, int64_t stride, int64_t deep, const float* panel, float* sums, bool carry, Ahead ahead) {
+void tile(const float* a, int64_t stride, int64_t deep, const float* panel, const float* carry, float* sums, bool add,
+          Ahead ahead) {
   v16 left[kRows], right[kRows];
 #pragma GCC unroll 12
   for (int r = 0; r < kRows; ++r) {
-    left[r] = carry ? load(sums + r * kPanel) : all(0.0f);
-    right[r] = carry ? load(sums + r * kPanel + kLanes) : all(0.0f);
+    left[r] = carry ? load(carry + r * kPanel) : all(0.0f);
+    right[r] = carry ? load(carry + r * kPanel + kLanes) : all(0.0f);
   }
   for (int64_t d = 0; d < deep; ++d, panel += kPanel) {
     v16 b0 = load(panel), b1 = load(panel + kLanes);
@@ -197,12 +203,13 @@ void tile(const float* a, int64_t stride, int64_t deep, const float* panel, floa
   }
 #pragma GCC unroll 12
   for (int r = 0; r < kRows; ++r) {
-    store(sums + r * kPanel, left[r]);
-    store(sums + r * kPanel + kLanes, right[r]);
+    float* to = sums + r * kPanel;
+    store(to, add ? load(to) + left[r] : left[r]);
+    store(to + kLanes, add ? load(to + kLanes) + right[r] : right[r]);
   }
 }
 
-using Tile = void (*)(const float*, int64_t, int64_t, const float*, float*, bool, Ahead);
+using Tile = void (*)(const float*, int64_t, int64_t, const float*, const float*, float*, bool, Ahead);
 
 template <int... kRows>
 Tile tile_for(int64_t rows, std::integer_sequence<int, kRows...>) {
@@ -222,21 +229,24 @@ Ahead next_panel(const Product& p, int64_t k, int64_t first) {
           p.n * static_cast<int64_t>(sizeof(T))};
 }
 
-// One panel of columns for all rows: sums [halves, M, 32]. Memory is slow to answer reads that jump from row to row, so
-// the first tile fetches what the next panel is packed from.
+// One panel of columns for all rows: sums [M, 32], and as much behind them for an upper half of several panels. Memory
+// is slow to answer reads that jump from row to row, so the first tile fetches what the next panel is packed from.
 template <class T>
 void panel_columns(const Product& p, int64_t first, float* panel, float* sums) {
   int64_t middle = middle_of(p.k), deep;
   for (int64_t k = 0; k < p.k; k += deep) {
     bool upper = k >= middle;
     deep = std::min(kDepth, (upper ? p.k : middle) - k);
+    bool first_of_half = k == 0 || k == middle, last_of_upper = upper && k + deep == p.k;
     pack_panel<T>(p, k, deep, first, panel);
-    float* out = sums + (upper ? p.m * kPanel : 0);
+    float* own = sums + (upper ? p.m * kPanel : 0);
+    float* out = last_of_upper ? sums : own;
     Ahead ahead = next_panel<T>(p, k + deep, first);
     for (int64_t m = 0; m < p.m; m += kTileRows) {
       int64_t rows = std::min<int64_t>(kTileRows, p.m - m);
       auto run = tile_for(rows, std::make_integer_sequence<int, kTileRows>());
-      run(p.a + m * p.k + k, p.k, deep, panel, out + m * kPanel, k != 0 && k != middle, m == 0 ? ahead : Ahead{});
+      run(p.a + m * p.k + k, p.k, deep, panel, first_of_half ? nullptr : own + m * kPanel, out + m * kPanel,
+          last_of_upper, m == 0 ? ahead : Ahead{});
     }
   }
 }
@@ -251,7 +261,6 @@ void by_panels(const Product& p, const Finish& finish, int64_t offset, ThreadPoo
     if (p.k == 0) std::fill_n(sums, item, 0.0f);
     for (int64_t i = begin; i < end; ++i) {
       panel_columns<T>(p, i * kPanel, panel, sums);
-      if (halves == 2) add_to(sums, sums + item, item);
       int64_t count = std::min<int64_t>(kPanel, p.n - i * kPanel);
       for (int64_t m = 0; m < p.m; ++m) finish_row(finish, offset + m * p.n, m, i * kPanel, count, sums + m * kPanel);
     }
@@ -424,6 +433,7 @@ Step matmul(const Args& args) {
     finish.bias_column = bias[1] == 1 ? 0 : 1;
     finish.bias_row = bias[0] == 1 ? 0 : bias[1];
   }
+  finish.plain = y.dtype == DType::f32 && finish.alpha == 1 && !finish.bias;
   int64_t item = size_of(b.dtype);
   return [=](Context& context) {
     const float* rows = rows_of(a, product.m, product.k, turned_a, scratch<float, RowTag>(2 * a.size() + kLanes));
