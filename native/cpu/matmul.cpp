@@ -283,6 +283,7 @@ void dots(const float* a, int64_t a_stride, const T* b, int64_t k, float* out, i
     for (int r = 0; r < kRows; ++r) x[r] = load_any(a + r * a_stride + i, count);
 #pragma GCC unroll 4
     for (int c = 0; c < kColumns; ++c) {
+      if (kRows == 1) __builtin_prefetch(b + (c + kColumns) * k + i);  // the rows after these; beyond the end is harmless
       v16 w = load_any(b + c * k + i, count);
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) sums[r][c] = multiply_add(x[r], w, sums[r][c]);
