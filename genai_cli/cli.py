@@ -447,7 +447,10 @@ def mirror_check(
 @app.command()
 def bench(
     model: ModelArg,
-    vs: Annotated[str | None, typer.Option(help="The engine to compare with: ort.", show_default=False)] = None,
+    vs: Annotated[
+        list[str] | None,
+        typer.Option(help="Compare with ort or onnxruntime-genai; may be repeated.", show_default=False),
+    ] = None,
     prompt_tokens: Annotated[str, typer.Option(help="Prefill lengths, cut to the context.")] = "128,512",
     context_tokens: Annotated[str, typer.Option(help="Contexts to decode behind, cut likewise.")] = "64,1024",
     new_tokens: Annotated[int, typer.Option(min=0, help="Tokens of a decode trial.")] = 32,
@@ -473,8 +476,8 @@ def bench(
     console = _console(quiet)
     allowed, old = parse_percent(max_regression), None if compare is None else read_report(compare)
     options = BenchOptions(
-        vs, _lengths("--prompt-tokens", prompt_tokens), _lengths("--context-tokens", context_tokens), new_tokens,
-        rounds, seed, parity, _cache_dir(),
+        tuple(vs or ()), _lengths("--prompt-tokens", prompt_tokens), _lengths("--context-tokens", context_tokens),
+        new_tokens, rounds, seed, parity, _cache_dir(),
     )  # fmt: skip
     if profile:
         return _profile(console, model, options, threads, trace, json_)

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
+from genai_cli.bench import peer
+from genai_cli.bench.energy import open_joules
 from genai_cli.bench.machine import kv_bytes_per_token, streaming_bandwidth_gb_s, weight_bytes_per_token
 from genai_cli.bench.profile import ProfileReport, profile
 from genai_cli.bench.report import BenchReport, Parity
 from genai_cli.bench.session import Progress, Subject, Tools, bench
-from genai_cli.bench.trials import Arm, draw_ids, phases
+from genai_cli.bench.trials import Arm, Meters, draw_ids, phases
 from genai_cli.checks import session
 from genai_cli.checks.parity import Settings
 from genai_cli.checks.target import Place
@@ -21,7 +23,7 @@ from genai_cli.model import BackendName, OpenOptions, open_model, peak_rss_bytes
 from genai_cli.package.decoder import LoadedDecoder, load_decoder
 from genai_cli.package.open import open_package
 
-PEERS = ("ort",)
+PEERS = ("ort", peer.NAME)
 PARITY_STEPS = 8
 PARITY_TOKENS = 64  # of the first prefill's ids
 
@@ -30,7 +32,7 @@ PARITY_TOKENS = 64  # of the first prefill's ids
 class BenchOptions:
     """What the command line asks for."""
 
-    peer: str | None = None
+    peers: tuple[str, ...] = ()
     prompts: tuple[int, ...] = (128, 512)
     contexts: tuple[int, ...] = (64, 1024)
     n_new: int = 32
@@ -42,13 +44,33 @@ class BenchOptions:
 
 def run(model: Path, options: BenchOptions, place: Place, isa: str | None, progress: Progress) -> BenchReport:
     """Benchmark a package on the CPU. GenaiError for what is wrong with it, or for a peer nobody knows."""
-    if options.peer is not None and options.peer not in PEERS:
-        raise GenaiError(f"--vs `{options.peer}` is no engine that can be measured here; wanted ort", hint="--vs ort")
+    unknown = [name for name in options.peers if name not in PEERS]
+    if unknown:
+        wanted = " or ".join(PEERS)
+        raise GenaiError(
+            f"--vs `{unknown[0]}` is no engine that can be measured here; wanted {wanted}", hint="--vs ort"
+        )
+    if peer.NAME in options.peers:
+        peer.library()
     subject = open_subject(model, options, place)
-    tools = Tools(streaming_bandwidth_gb_s, peak_rss_bytes, _parity(subject, options, place, progress))
+    joules, energy = open_joules()
+    tools = Tools(
+        streaming_bandwidth_gb_s,
+        peak_rss_bytes,
+        _parity(subject, options, place, progress),
+        Meters(joules=joules),
+        energy,
+    )
     native = _arm("native", model, place.threads, isa)
-    peer = _arm("ort", model, place.threads, None) if options.peer else None
-    return bench(subject, native, peer, tools, seed=options.seed, rounds=options.rounds, progress=progress)
+    peers = [_peer(name, subject, place.threads) for name in dict.fromkeys(options.peers)]
+    return bench(subject, native, peers, tools, seed=options.seed, rounds=options.rounds, progress=progress)
+
+
+def _peer(name: str, subject: Subject, threads: int) -> Arm:
+    if name != peer.NAME:
+        return _arm("ort", subject.model, threads, None)
+    capacity = max(phase.num_ids for phase in subject.phases)
+    return Arm(name, lambda: peer.PeerRunner(subject.model, threads, capacity))
 
 
 def run_profile(

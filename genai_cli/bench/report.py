@@ -42,6 +42,16 @@ class Result:
     bytes_per_token: int | None = None  # decode: weights and KV that one token reads
     gb_s: float | None = None
     bandwidth_fraction: float | None = None
+    joules_per_token: float | None = None  # of prefill and decode, where the machine has a counter
+
+
+@dataclass(frozen=True)
+class Unavailable:
+    """An engine that was asked for and could not be measured (in `phase`, or at all)."""
+
+    engine: str
+    reason: str
+    phase: str | None = None
 
 
 @dataclass(frozen=True)
@@ -86,6 +96,8 @@ class BenchReport:
     noise: list[Noise]
     parity: Parity
     peak_rss_bytes: int  # of the process while only native had run
+    energy: str  # what counts it, or that and why nothing does
+    unavailable: list[Unavailable] = field(default_factory=list)
     schema: str = field(default=SCHEMA)
 
 
@@ -109,7 +121,14 @@ def result(phase: Phase, trials: Sequence[Trial], bytes_per_token: int | None, b
         tpot_s=1 / tok_s.median if decode and tok_s else None,
         bytes_per_token=bytes_per_token if phase.kind == "decode" else None,
         gb_s=gb_s, bandwidth_fraction=gb_s / bandwidth_gb_s if gb_s else None,
+        joules_per_token=_joules(trials) if tok_s else None,
     )  # fmt: skip
+
+
+def _joules(trials: Sequence[Trial]) -> float | None:
+    """A token's, over all trials: counters tick too rarely for one."""
+    total = [trial.joules for trial in trials if trial.joules is not None]
+    return sum(total) / sum(trial.num_tokens for trial in trials) if len(total) == len(trials) else None
 
 
 def paired(a: Sequence[Trial], b: Sequence[Trial]) -> list[float]:

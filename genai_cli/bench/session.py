@@ -9,11 +9,36 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from genai_cli.bench.report import BenchReport, Noise, Parity, Ratio, Result, noise, ratio, result, unequal
-from genai_cli.bench.trials import Arm, Clock, Phase, Trial, abba, decode_trial, draw_ids, load_trial, prefill_trial
-from genai_cli.runners.base import Runner
+import numpy as np
+
+from genai_cli.bench.report import (
+    BenchReport,
+    Noise,
+    Parity,
+    Ratio,
+    Result,
+    Unavailable,
+    noise,
+    ratio,
+    result,
+    unequal,
+)
+from genai_cli.bench.trials import (
+    Arm,
+    Meters,
+    Phase,
+    Timed,
+    Trial,
+    decode_trial,
+    draw_ids,
+    in_turn,
+    load_trial,
+    prefill_trial,
+)
+from genai_cli.errors import GenaiError
 
 Progress = Callable[[str], None]
+SETTLE_S = 0.02  # between trials, so that one engine's spinning threads are asleep when the other is timed
 AA, WARM_UP = 1_000, 2_000  # trial numbers: ids of these runs are drawn from other streams than the pairs'
 
 
@@ -35,8 +60,10 @@ class Tools:
     bandwidth_gb_s: Callable[[int], float]
     peak_rss_bytes: Callable[[], int]
     parity: Callable[[], Parity]
-    clock: Clock = time.perf_counter
+    meters: Meters = field(default_factory=Meters)
+    energy: str = "not available"
     collect: Callable[[], object] = gc.collect
+    settle: Callable[[], None] = lambda: time.sleep(SETTLE_S)
 
 
 @dataclass
@@ -52,18 +79,19 @@ class Bench:
     num_ids: int = 0
     _warm_ups: int = 0
 
-    def trial(self, arm: Arm, runner: Runner | None, phase: Phase, pair: int) -> Trial:
+    def trial(self, arm: Arm, runner: Timed | None, phase: Phase, pair: int) -> Trial:
         """One trial; `pair` also names the ids."""
         ids = draw_ids(phase, self.subject.vocab_size, self.seed, pair)
         self.num_ids += len(ids)
-        clock = self.tools.clock
+        meters = self.tools.meters
+        self.tools.settle()
         if runner is None:
-            made = load_trial(arm, pair, ids, clock)
+            made = load_trial(arm, pair, ids, meters)
             self.tools.collect()  # an engine's buffers lie in cycles, and two of them would be counted as one's peak
         elif phase.kind == "prefill":
-            made = prefill_trial(arm.name, pair, runner, ids, clock)
+            made = prefill_trial(arm.name, pair, runner, ids, meters)
         else:
-            made = decode_trial(arm.name, pair, runner, phase, ids, clock)
+            made = decode_trial(arm.name, pair, runner, phase, ids, meters)
         self._fed.append(made.ids_sha256)
         return made
 
@@ -88,7 +116,7 @@ class Bench:
 
 
 def bench(
-    subject: Subject, native: Arm, peer: Arm | None, tools: Tools, *, seed: int, rounds: int, progress: Progress
+    subject: Subject, native: Arm, peers: Sequence[Arm], tools: Tools, *, seed: int, rounds: int, progress: Progress
 ) -> BenchReport:
     """Measure. Ratios only with a peer, with equal settings, and after parity passed on prompts of the same kind."""
     run = Bench(subject, tools, seed, rounds, progress)
@@ -97,33 +125,49 @@ def bench(
     peak, threads = tools.peak_rss_bytes(), same[subject.phases[0]][0].threads
     bandwidth = tools.bandwidth_gb_s(threads)
     floors = {phase: noise(phase, same[phase]) for phase in subject.phases if phase.is_timed}
-    apart = _against(run, native, peer) if peer else same
+    there, unavailable = _able(peers)
+    arms = [native, *there]
+    apart = _against(run, arms) if there else same
     progress("parity")
-    parity = tools.parity() if peer else "not run"
-    withheld = _withheld(apart, native, peer, parity) if peer else None
-    ratios = [] if peer is None or withheld else _ratios(apart, native, peer, floors)
-    results = _results(subject, apart, [native, *([peer] if peer else [])], bandwidth)
+    parity = tools.parity() if there else "not run"
+    withheld = _withheld(apart, native, there, parity) if there else None
+    ratios = [] if withheld else [r for peer in there for r in _ratios(apart, native, peer, floors)]
     return BenchReport(
-        str(subject.model), threads, subject.isa, run.ids_sha256, run.num_ids, seed, bandwidth, results, ratios,
-        withheld, list(floors.values()), parity, peak,
+        str(subject.model), threads, subject.isa, run.ids_sha256, run.num_ids, seed, bandwidth,
+        _results(subject, apart, arms, bandwidth), ratios, withheld, list(floors.values()), parity, peak, tools.energy,
+        unavailable,
     )  # fmt: skip
 
 
-def _against(run: Bench, native: Arm, peer: Arm) -> dict[Phase, list[Trial]]:
-    arms = {native.name: native, peer.name: peer}
-    return {
-        phase: run.trials(arms, phase, abba(native.name, peer.name, run.rounds)) for phase in run.subject.phases
-    }  # fmt: skip
+def _able(peers: Sequence[Arm]) -> tuple[list[Arm], list[Unavailable]]:
+    """Those that can open the model and answer a token, and why the others cannot."""
+    there, unavailable = [], []
+    for peer in peers:
+        try:
+            runner = peer.open()
+            runner.step(np.zeros(1, np.int64))
+            runner.close()
+            there.append(peer)
+        except GenaiError as error:
+            unavailable.append(Unavailable(peer.name, error.message))
+    return there, unavailable
+
+
+def _against(run: Bench, arms: Sequence[Arm]) -> dict[Phase, list[Trial]]:
+    named = {arm.name: arm for arm in arms}
+    return {phase: run.trials(named, phase, in_turn(list(named), run.rounds)) for phase in run.subject.phases}
 
 
 def _of(trials: Sequence[Trial], arm: Arm) -> list[Trial]:
     return [trial for trial in trials if trial.arm == arm.name]
 
 
-def _withheld(apart: dict[Phase, list[Trial]], native: Arm, peer: Arm, parity: Parity) -> str | None:
+def _withheld(
+    apart: dict[Phase, list[Trial]], native: Arm, peers: Sequence[Arm], parity: Parity
+) -> str | None:  # fmt: skip
     if parity != "passed":
         return f"parity {parity}"
-    reasons = (unequal(_of(trials, native), _of(trials, peer)) for trials in apart.values())
+    reasons = (unequal(_of(trials, native), _of(trials, peer)) for trials in apart.values() for peer in peers)
     return next((reason for reason in reasons if reason), None)
 
 

@@ -17,6 +17,7 @@ COLUMNS = [
     "MB/token",
     "GB/s",
     "of bandwidth",
+    "J/token",
 ]
 
 
@@ -39,6 +40,7 @@ def _row(result: Result) -> list[str]:
         _shown(result.ttft_s, "{:.3f} s"), _shown(result.tpot_s, "{:.4f} s"),
         _shown(None if result.bytes_per_token is None else result.bytes_per_token / 1e6, "{:.1f}"),
         _shown(result.gb_s, "{:.1f}"), _shown(result.bandwidth_fraction, "{:.0%}"),
+        _shown(result.joules_per_token, "{:.3g}"),
     ]  # fmt: skip
 
 
@@ -62,7 +64,12 @@ def _shown(value: float | None, form: str) -> str:
 
 
 def verdicts(report: BenchReport) -> list[str]:
-    """Ratios, or why there are none."""
+    """Ratios or why there are none, engines that could not be measured, energy."""
+    away = [f"{u.engine}{f' {u.phase}' if u.phase else ''}: n/a: {u.reason}" for u in report.unavailable]
+    return [*_ratio_lines(report), *away, f"energy: {report.energy}"]
+
+
+def _ratio_lines(report: BenchReport) -> list[str]:
     if report.withheld:
         return [f"ratio withheld: {report.withheld}"]
     floors = {(n.phase, n.n_prompt, n.n_context): n.floor for n in report.noise}

@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
 from genai_cli.errors import GenaiError
-from genai_cli.runners.base import Runner
 from genai_cli.sampling import SamplingOptions, sample
 
 Clock = Callable[[], float]
 PhaseKind = Literal["load", "prefill", "decode"]
+
+
+class Info(Protocol):
+    """Read back from the live engine."""
+
+    @property
+    def threads(self) -> int: ...
+
+
+class Timed(Protocol):
+    """What a trial asks of an engine; every `runners.base.Runner` is one. `step` returns when the logits lie on the
+    host: waiting for a device is part of it."""
+
+    @property
+    def length(self) -> int: ...
+    @property
+    def info(self) -> Info: ...
+    def reset(self) -> None: ...
+    def step(self, ids: np.ndarray) -> np.ndarray: ...
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -22,7 +42,25 @@ class Arm:
     """An engine under test: `open` makes a runner without a prefix cache."""
 
     name: str
-    open: Callable[[], Runner]
+    open: Callable[[], Timed]
+
+
+@dataclass(frozen=True)
+class Meters:
+    """What is read before and after: a clock in seconds and, where there is one, a counter of joules."""
+
+    clock: Clock = time.perf_counter
+    joules: Callable[[], float] | None = None
+
+    def start(self) -> tuple[float, float]:
+        """Readings now; the clock last."""
+        joules = self.joules() if self.joules else 0.0
+        return self.clock(), joules
+
+    def stop(self, started: tuple[float, float]) -> tuple[float, float | None]:
+        """Seconds and joules since; the clock first."""
+        seconds = self.clock() - started[0]
+        return seconds, self.joules() - started[1] if self.joules else None
 
 
 @dataclass(frozen=True)
@@ -56,6 +94,7 @@ class Trial:
     num_cached: int
     ids_sha256: str
     threads: int
+    joules: float | None = None
 
     @property
     def tok_s(self) -> float | None:
@@ -75,10 +114,11 @@ def phases(context_len: int | None, prompts: tuple[int, ...], contexts: tuple[in
     return [Phase("load", n_prompt=1), *prefills, *(Phase("decode", n_context=n, n_new=n_new) for n in depths)]
 
 
-def abba(a: str, b: str, rounds: int) -> Iterator[tuple[str, int]]:
-    """(arm, pair): a b b a, so that a drift of the machine falls on both alike."""
+def in_turn(arms: Sequence[str], rounds: int) -> Iterator[tuple[str, int]]:
+    """(arm, pair): a b b a, with three a b c c b a, so that a drift of the machine falls on all alike."""
     for pair in range(0, 2 * rounds, 2):
-        yield from ((a, pair), (b, pair), (b, pair + 1), (a, pair + 1))
+        yield from ((arm, pair) for arm in arms)
+        yield from ((arm, pair + 1) for arm in reversed(arms))
 
 
 def draw_ids(phase: Phase, vocab_size: int, seed: int, number: int) -> np.ndarray:
@@ -92,37 +132,37 @@ def digest(ids: np.ndarray) -> str:
     return hashlib.sha256(ids.astype("<i8").tobytes()).hexdigest()
 
 
-def prefill_trial(arm: str, pair: int, runner: Runner, ids: np.ndarray, clock: Clock) -> Trial:
+def prefill_trial(arm: str, pair: int, runner: Timed, ids: np.ndarray, meters: Meters) -> Trial:
     """Empty KV -> first token's logits on the host and sampled."""
     runner.reset()
     cached = runner.length
-    started = clock()
+    started = meters.start()
     _sampled(runner.step(ids))
-    seconds = clock() - started
-    return Trial(arm, pair, seconds, runner.length - cached, cached, digest(ids), runner.info.threads)
+    seconds, joules = meters.stop(started)
+    return Trial(arm, pair, seconds, runner.length - cached, cached, digest(ids), runner.info.threads, joules)
 
 
-def decode_trial(arm: str, pair: int, runner: Runner, phase: Phase, ids: np.ndarray, clock: Clock) -> Trial:
+def decode_trial(arm: str, pair: int, runner: Timed, phase: Phase, ids: np.ndarray, meters: Meters) -> Trial:
     """`n_new` single-token steps behind `n_context` tokens. The ids are given, not sampled: both engines get the same."""
     runner.reset()
     cached = runner.length
     _sampled(runner.step(ids[: phase.n_context]))
-    before, started = runner.length, clock()
+    before, started = runner.length, meters.start()
     for token in ids[phase.n_context :]:
         _sampled(runner.step(np.array([token], np.int64)))
-    seconds = clock() - started
-    return Trial(arm, pair, seconds, runner.length - before, cached, digest(ids), runner.info.threads)
+    seconds, joules = meters.stop(started)
+    return Trial(arm, pair, seconds, runner.length - before, cached, digest(ids), runner.info.threads, joules)
 
 
-def load_trial(arm: Arm, pair: int, ids: np.ndarray, clock: Clock) -> Trial:
+def load_trial(arm: Arm, pair: int, ids: np.ndarray, meters: Meters) -> Trial:
     """Open and answer one token, so that work put off until the first step counts as loading."""
-    started = clock()
+    started = meters.start()
     runner = arm.open()
     runner.step(ids)
-    seconds = clock() - started
+    seconds, joules = meters.stop(started)
     threads = runner.info.threads
     runner.close()
-    return Trial(arm.name, pair, seconds, 0, 0, digest(ids), threads)
+    return Trial(arm.name, pair, seconds, 0, 0, digest(ids), threads, joules)
 
 
 def _sampled(logits: np.ndarray) -> int:

@@ -46,6 +46,30 @@ def test_the_document(report):
     assert "parity passed" in talk
 
 
+def test_onnxruntime_genai_is_a_peer():
+    pytest.importorskip("onnxruntime_genai")
+    done = genai(LLAMA, "--vs", "ort", "--vs", "onnxruntime-genai", *QUICK, "--json")
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout)
+    assert (made["withheld"], made["unavailable"]) == (None, [])
+    of_peer = [r for r in made["results"] if r["engine"] == "onnxruntime-genai"]
+    assert [(r["phase"], r["num_cached_tokens"]) for r in of_peer] == [
+        ("load", 0), ("prefill", 0), ("prefill", 0), ("decode", 0),
+    ]  # fmt: skip
+    assert all(r["tok_s"] for r in of_peer[1:])
+    assert sorted({r["b"] for r in made["ratios"]}) == ["onnxruntime-genai", "ort"]
+
+
+def test_a_folder_that_onnxruntime_genai_cannot_open_is_not_applicable():
+    pytest.importorskip("onnxruntime_genai")
+    done = genai(ROOT / "fixtures" / "packages" / "llama-optimum", "--vs", "onnxruntime-genai", *QUICK, "--json")
+    made = json.loads(done.stdout)
+    assert (done.returncode, made["ratios"], made["parity"]) == (0, [], "not run")
+    assert made["unavailable"][0]["engine"] == "onnxruntime-genai"
+    assert "genai_config.json" in made["unavailable"][0]["reason"]
+    assert "onnxruntime-genai: n/a" in done.stderr
+
+
 def test_no_ratio_without_parity():
     done = genai(LLAMA, "--vs", "ort", *QUICK, "--no-parity", "--json")
     made = json.loads(done.stdout)
@@ -91,7 +115,6 @@ def test_profile(tmp_path):
     ("args", "words"),
     [
         (("--vs", "llama.cpp"), "wanted ort"),
-        (("--vs", "onnxruntime-genai"), "onnxruntime-genai"),
         (("--prompt-tokens", "0"), "--prompt-tokens"),
         (("--max-regression", "x"), "--max-regression"),
         (("--compare", "missing.json"), "missing.json"),

@@ -11,10 +11,11 @@ import pytest
 
 from genai_cli.bench import table
 from genai_cli.bench.compare import compare, parse_percent, read_report
+from genai_cli.bench.energy import open_joules
 from genai_cli.bench.machine import weight_bytes_per_token
-from genai_cli.bench.report import Noise, ratio, result
+from genai_cli.bench.report import Noise, Unavailable, ratio, result
 from genai_cli.bench.session import Subject, Tools, bench
-from genai_cli.bench.trials import Arm, Phase, Trial, abba, phases
+from genai_cli.bench.trials import Arm, Meters, Phase, Trial, in_turn, phases
 from genai_cli.errors import ExitCode, GenaiError
 from genai_cli.graph.ir import Graph, Initializer, Node
 from genai_cli.report.json import dumps
@@ -38,7 +39,9 @@ class FakeRunner:
 
     context_len, vocab_size = 128, VOCAB
 
-    def __init__(self, clock, name="native", ms=1.0, threads=2, cached=0, jitter=()):
+    def __init__(self, clock, name="native", ms=1.0, threads=2, cached=0, jitter=(), refuses=""):
+        if refuses:
+            raise GenaiError(refuses)
         self.clock, self.ms, self.cached, self.length, self.fed = clock, ms, cached, 0, []
         self.jitter = list(jitter)
         self.info = RunnerInfo(name, "0", "cpu", (), 1, 0, threads)
@@ -57,7 +60,9 @@ class FakeRunner:
         pass
 
 
-def measured(peer=None, *, parity="passed", native=None, phases_=PHASES, seed=0, clock=None, runners=None):
+def measured(
+    peer=None, *, parity="passed", native=None, phases_=PHASES, seed=0, clock=None, runners=None, more=None, joules=None
+):
     clock = clock or FakeClock()
 
     def arm(name, options):
@@ -69,10 +74,13 @@ def measured(peer=None, *, parity="passed", native=None, phases_=PHASES, seed=0,
 
         return Arm(name, open_)
 
-    tools = Tools(lambda threads: 40.0, lambda: 1 << 20, lambda: parity, clock, collect=lambda: None)
+    tools = Tools(
+        lambda threads: 40.0, lambda: 1 << 20, lambda: parity, Meters(clock, joules), "a counter",
+        collect=lambda: None, settle=lambda: None,
+    )  # fmt: skip
     subject = Subject(Path("m"), "cpu:fake", phases_, lambda context: 1_000_000, VOCAB)
-    other = None if peer is None else arm("ort", peer)
-    return bench(subject, arm("native", native or {}), other, tools, seed=seed, rounds=2, progress=lambda text: None)
+    others = ([] if peer is None else [arm("ort", peer)]) + [arm(name, made) for name, made in (more or {}).items()]
+    return bench(subject, arm("native", native or {}), others, tools, seed=seed, rounds=2, progress=lambda text: None)
 
 
 def of(report, phase, **fields):
@@ -114,7 +122,7 @@ def test_a_ratio_is_paired():
 def test_no_ratio_without_parity(parity):
     report = measured({"ms": 3.0}, parity=parity)
     assert report.ratios == []
-    assert table.verdicts(report) == [f"ratio withheld: parity {parity}"]
+    assert table.verdicts(report) == [f"ratio withheld: parity {parity}", "energy: a counter"]
 
 
 def test_no_ratio_when_threads_differ():
@@ -132,6 +140,44 @@ def test_a_prefix_hit_voids_the_figure_and_the_ratio():
     assert any("n/a: 5 tokens came from a cache" in row for row in table.rows(report))
 
 
+def test_two_peers_run_in_turn_with_native():
+    report = measured({"ms": 3.0}, more={"third": {"ms": 2.0}}, phases_=[PHASES[1]])
+    assert [(r.a, r.b, pytest.approx(r.median)) for r in report.ratios] == [
+        ("native", "ort", 3.0), ("native", "third", 2.0),
+    ]  # fmt: skip
+
+
+def test_an_engine_that_cannot_run_the_model_is_named_and_the_others_are_measured():
+    report = measured({"ms": 3.0}, more={"third": {"refuses": "no such op"}}, phases_=[PHASES[1]])
+    assert {r.engine for r in report.results} == {"native", "ort"}
+    assert report.unavailable == [Unavailable("third", "no such op")]
+    assert "third: n/a: no such op" in table.verdicts(report)
+    alone = measured({"refuses": "no such op"}, phases_=[PHASES[1]])
+    assert (alone.parity, alone.ratios, len(alone.results)) == ("not run", [], 1)
+
+
+def test_energy_is_that_of_the_timed_tokens():
+    clock = FakeClock()
+    report = measured(phases_=[PHASES[1], PHASES[3]], clock=clock, joules=lambda: clock.now * 50)  # 50 W
+    assert [r.joules_per_token for r in report.results] == pytest.approx([0.05, 0.05])
+    assert measured(phases_=[PHASES[1]]).results[0].joules_per_token is None
+
+
+def test_joules_from_counters_that_wrap(tmp_path):
+    for name, value in (("intel-rapl:0", 900), ("intel-rapl:1", 10), ("intel-rapl:0:0", 5)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "energy_uj").write_text(f"{value}\n")
+        (tmp_path / name / "max_energy_range_uj").write_text("999\n")
+    joules, words = open_joules(tmp_path)
+    assert words == "RAPL of 2 packages"
+    (tmp_path / "intel-rapl:0" / "energy_uj").write_text("100")
+    (tmp_path / "intel-rapl:1" / "energy_uj").write_text("30")
+    assert joules() == pytest.approx((200 + 20) / 1e6)
+    assert joules() == pytest.approx(220 / 1e6)
+    assert open_joules(tmp_path / "none")[0] is None
+    assert "not available" in open_joules(tmp_path / "none")[1]
+
+
 def test_no_generated_tokens_are_not_divided_by():
     report = measured({}, phases_=[Phase("decode", n_context=16, n_new=0)])
     assert (report.noise, report.ratios) == ([], [])
@@ -143,7 +189,7 @@ def test_no_generated_tokens_are_not_divided_by():
 def test_both_engines_get_the_same_ids_and_no_trial_gets_those_of_another():
     runners = []
     measured({}, runners=runners, phases_=[Phase("prefill", 16)])
-    alone, native, ort = runners
+    alone, _, native, ort = runners  # the second shows that the peer can open the model at all
     assert native.fed[1:] == ort.fed[1:]  # behind the warm-up, in pairs
     fed = alone.fed + native.fed
     assert len(set(fed)) == len(fed)
@@ -155,8 +201,9 @@ def test_the_ids_come_from_the_seed():
 
 
 def test_the_order_is_abba():
-    assert "".join(arm for arm, _ in abba("a", "b", 2)) == "abbaabba"
-    assert [pair for _, pair in abba("a", "b", 1)] == [0, 0, 1, 1]
+    assert "".join(arm for arm, _ in in_turn("ab", 2)) == "abbaabba"
+    assert "".join(arm for arm, _ in in_turn("abc", 1)) == "abccba"
+    assert [pair for _, pair in in_turn("ab", 1)] == [0, 0, 1, 1]
 
 
 def test_lengths_are_cut_to_the_context():
