@@ -1,6 +1,6 @@
 """The compiled module (native/bind.cpp)."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence as _Sequence
 from typing import Any
 
 _Tensor = tuple[int, str, tuple[int, ...]]  # address, dtype name, shape
@@ -25,19 +25,24 @@ class ThreadPool:
     @property
     def size(self) -> int: ...
 
-class State:
+class Sequence:
     past_len: int
     def __init__(self) -> None: ...
     def add_slot(self, num_heads: int, head_dim: int, dtype: str) -> int: ...
     def set_slot(self, index: int, address: int, capacity: int) -> None: ...
+
+class State:
+    now: Sequence
+    rows: list[Sequence]
+    def __init__(self) -> None: ...
 
 class Program:
     def __init__(self, isa: str, pool: ThreadPool, state: State) -> None: ...
     def add(
         self,
         kernel: str,
-        inputs: Sequence[_Tensor | None],
-        outputs: Sequence[_Tensor | None],
+        inputs: _Sequence[_Tensor | None],
+        outputs: _Sequence[_Tensor | None],
         attrs: dict[str, Any],
     ) -> int: ...
     def run(self, first: int, last: int) -> None: ...

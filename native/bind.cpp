@@ -95,9 +95,9 @@ std::vector<std::tuple<uint64_t, uint64_t, uint64_t>> take_spans(Program& progra
   return rows;
 }
 
-KvBuffer& buffer_at(State& state, size_t index) {
-  if (index >= state.kv.size()) throw std::out_of_range("no KV slot " + std::to_string(index));
-  return state.kv[index];
+KvBuffer& buffer_at(Sequence& sequence, size_t index) {
+  if (index >= sequence.kv.size()) throw std::out_of_range("no KV slot " + std::to_string(index));
+  return sequence.kv[index];
 }
 
 void copy_rows_at(uintptr_t to, int64_t to_head, int64_t to_row, uintptr_t from, int64_t from_head, int64_t from_row,
@@ -129,24 +129,29 @@ NB_MODULE(_native, m) {
 
   nb::class_<ThreadPool>(m, "ThreadPool").def(nb::init<int>(), "num_threads"_a).def_prop_ro("size", &ThreadPool::size);
 
-  nb::class_<State>(m, "State")
+  nb::class_<Sequence>(m, "Sequence")
       .def(nb::init<>())
-      .def_rw("past_len", &State::past_len)
+      .def_rw("past_len", &Sequence::past_len)
       .def(
           "add_slot",
-          [](State& state, int64_t num_heads, int64_t head_dim, const std::string& dtype) {
-            state.kv.push_back({nullptr, 0, num_heads, head_dim, dtype_from(dtype)});
-            return state.kv.size() - 1;
+          [](Sequence& sequence, int64_t num_heads, int64_t head_dim, const std::string& dtype) {
+            sequence.kv.push_back({nullptr, 0, num_heads, head_dim, dtype_from(dtype)});
+            return sequence.kv.size() - 1;
           },
           "num_heads"_a, "head_dim"_a, "dtype"_a)
       .def(
           "set_slot",
-          [](State& state, size_t index, uintptr_t address, int64_t capacity) {
-            KvBuffer& buffer = buffer_at(state, index);
+          [](Sequence& sequence, size_t index, uintptr_t address, int64_t capacity) {
+            KvBuffer& buffer = buffer_at(sequence, index);
             buffer.data = reinterpret_cast<void*>(address);
             buffer.capacity = capacity;
           },
           "index"_a, "address"_a, "capacity"_a);
+
+  nb::class_<State>(m, "State")
+      .def(nb::init<>())
+      .def_rw("now", &State::now, "The sequence whose next tokens a step takes.")
+      .def_rw("rows", &State::rows, "Not empty: token r of a step is the next one of rows[r].");
 
   nb::class_<Program>(m, "Program")
       .def(nb::init<std::string, std::shared_ptr<ThreadPool>, std::shared_ptr<State>>(), "isa"_a, "pool"_a, "state"_a)

@@ -39,10 +39,17 @@ struct KvBuffer {
   DType dtype = DType::f32;
 };
 
-// Read by kernels at run time, so that a recording depends neither on the position nor on buffer addresses.
-struct State {
+// What one sequence holds: past_len tokens in buffers that all its attention steps find by their index.
+struct Sequence {
   int64_t past_len = 0;
   std::vector<KvBuffer> kv;
+};
+
+// Read by kernels at run time, so that a recording depends neither on the position nor on buffer addresses.
+struct State {
+  std::shared_ptr<Sequence> now = std::make_shared<Sequence>();
+  // Not empty: the tokens of a step belong to different sequences, token r is the next one of rows[r].
+  std::vector<std::shared_ptr<Sequence>> rows;
 };
 
 class ThreadPool;  // threads.h

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -93,3 +94,25 @@ class Backend(Protocol):
         ...
 
     def synchronize(self) -> None: ...
+
+
+@runtime_checkable
+class RowsBackend(Backend, Protocol):
+    """A backend that can hold several sequences, and take one token of each in one step."""
+
+    @property
+    def sequence(self) -> Any:
+        """The sequence that steps, `kv_view` and `kv_write` work on."""
+        ...
+
+    def new_sequence(self) -> Any:
+        """A sequence of its own over the slots made so far; empty, and without memory until it is reserved."""
+        ...
+
+    def select(self, sequence: Any) -> None:
+        """Work on this sequence from now on."""
+        ...
+
+    def rows(self, sequences: Sequence[Any]) -> AbstractContextManager[None]:
+        """Within, token r of a step is the next one of sequences[r]; each has room for it."""
+        ...

@@ -51,7 +51,7 @@ def _view(tensor: Tensor) -> np.ndarray:
 
 @dataclass
 class CpuKvSlot:
-    """Capacity buffer [H_kv, capacity, D] of one component."""
+    """Capacity buffer [H_kv, capacity, D] of one component, of the sequence that is selected."""
 
     index: int
     num_heads: int
@@ -62,6 +62,14 @@ class CpuKvSlot:
     @property
     def capacity(self) -> int:
         return int(self.buffer.shape[1])
+
+
+@dataclass
+class CpuSequence:
+    """What one sequence holds: the native record of it and the memory of its slots."""
+
+    native: _native.Sequence
+    buffers: list[np.ndarray]  # [H_kv, capacity, D] per slot
 
 
 def _words(array: np.ndarray | Tensor) -> str:
@@ -200,6 +208,7 @@ class CpuBackend:
         self._pool = _native.ThreadPool(self.threads)
         self._state = _native.State()
         self._slots: list[CpuKvSlot] = []
+        self._sequence = CpuSequence(self._state.now, [])
         self._recordings: weakref.WeakSet[CpuRecording] = weakref.WeakSet()
         self._profiled: list[CpuRecording] | None = None  # while profiling: one-shot recordings live until read
 
@@ -269,9 +278,10 @@ class CpuBackend:
         """A capacity buffer for one component; all slots share one capacity."""
         dtype = np.dtype(dtype)
         with _told():
-            index = self._state.add_slot(num_heads, head_dim, dtype.name)
+            index = self._sequence.native.add_slot(num_heads, head_dim, dtype.name)
         slot = CpuKvSlot(index, num_heads, head_dim, dtype, _kv_buffer(num_heads, 0, head_dim, dtype))
         self._slots.append(slot)
+        self._sequence.buffers.append(slot.buffer)
         if self.capacity:
             self._commit([slot], [_kv_buffer(num_heads, self.capacity, head_dim, dtype)])
         return slot
@@ -293,26 +303,54 @@ class CpuBackend:
             buffers = [_kv_buffer(slot.num_heads, bucket, slot.head_dim, slot.dtype) for slot in self._slots]
         except MemoryError as error:
             raise GenaiError(f"no memory for the KV of `{bucket}` tokens", hint="ask for fewer tokens") from error
-        kept = self._state.past_len
+        kept = self.past_len
         for slot, buffer in zip(self._slots, buffers, strict=True):
             copy_rows(buffer[:, :kept], slot.buffer[:, :kept])
         self._commit(self._slots, buffers)
 
     def _commit(self, slots: Sequence[CpuKvSlot], buffers: Sequence[np.ndarray]) -> None:
         for slot, buffer in zip(slots, buffers, strict=True):
+            slot.buffer = self._sequence.buffers[slot.index] = buffer
+            self._sequence.native.set_slot(slot.index, buffer.ctypes.data, buffer.shape[1])
+
+    @property
+    def sequence(self) -> CpuSequence:
+        """The sequence that steps, `kv_view` and `kv_write` work on."""
+        return self._sequence
+
+    def new_sequence(self) -> CpuSequence:
+        """A sequence of its own over the slots made so far; empty, and without memory until it is reserved."""
+        made = CpuSequence(_native.Sequence(), [])
+        for slot in self._slots:
+            made.native.add_slot(slot.num_heads, slot.head_dim, slot.dtype.name)
+            made.buffers.append(_kv_buffer(slot.num_heads, 0, slot.head_dim, slot.dtype))
+        return made
+
+    def select(self, sequence: CpuSequence) -> None:
+        """Work on this sequence from now on."""
+        self._sequence, self._state.now = sequence, sequence.native
+        for slot, buffer in zip(self._slots, sequence.buffers, strict=True):
             slot.buffer = buffer
-            self._state.set_slot(slot.index, buffer.ctypes.data, buffer.shape[1])
+
+    @contextmanager
+    def rows(self, sequences: Sequence[CpuSequence]) -> Iterator[None]:
+        """Within, token r of a step is the next one of sequences[r]; each has room for it."""
+        self._state.rows = [sequence.native for sequence in sequences]
+        try:
+            yield
+        finally:
+            self._state.rows = []
 
     @property
     def past_len(self) -> int:
         """Tokens whose KV is valid."""
-        return int(self._state.past_len)
+        return int(self._sequence.native.past_len)
 
     def set_past_len(self, past_len: int) -> None:
         """Where the next step's tokens go."""
         if past_len < 0 or (self._slots and past_len > self.capacity):
             raise GenaiError(f"past length `{past_len}` was asked for, the KV buffers hold `{self.capacity}`")
-        self._state.past_len = past_len
+        self._sequence.native.past_len = past_len
 
     def kv_view(self, slot: KvSlot, start: int, stop: int) -> np.ndarray:
         """Rows [H_kv, stop-start, D], a strided view valid until the slots grow."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from genai_cli.backends.base import Backend, Recording, Tensor
+from genai_cli.backends.base import Backend, Recording, RowsBackend, Tensor
 from genai_cli.engine.arena import Arena
 from genai_cli.engine.feeds import cached_inputs, dynamic, known_inputs, step_inputs
 from genai_cli.engine.plan import Plan
@@ -19,6 +21,15 @@ KEPT_RECORDINGS = 8  # prefill lengths come and go; T = 1 is used at every token
 Key = tuple[int, str, tuple[bool, ...]]  # T, kind of step, branches taken
 
 
+@dataclass(frozen=True)
+class Fed:
+    """What a step is given: ids [T] or embeddings [T, E], and the position [T] of each."""
+
+    ids: np.ndarray
+    embeds: np.ndarray | None
+    positions: np.ndarray
+
+
 @dataclass
 class Recorded:
     """A replayable step: its inputs, its recording, where its logits and taps are."""
@@ -26,6 +37,14 @@ class Recorded:
     inputs: dict[str, Tensor]
     recording: Recording
     outputs: dict[str, Tensor | np.ndarray]
+
+
+@dataclass(eq=False)
+class Seat:
+    """A sequence beside others: what the backend holds of it, and its length while another one is selected."""
+
+    sequence: Any
+    length: int = 0
 
 
 @dataclass
@@ -50,6 +69,7 @@ class Engine:
         self._arena = Arena(backend)
         self._recordings: OrderedDict[Key, Recorded] = OrderedDict()
         self.taps: tuple[str, ...] = ()
+        self._seat: Seat | None = None  # the selected one; None: the sequence that was there first
 
     def _zeros(self, shape: tuple[int, ...], dtype: np.dtype) -> Tensor:
         tensor = self.backend.empty(shape, dtype)
@@ -77,20 +97,60 @@ class Engine:
         self.backend.set_past_len(self.length)  # first: growth keeps past_len rows
         self.backend.reserve(self.length + num_new)
         key = (num_new, kind, self.plan.guard(num_new, self.length))
-        recorded = self._replay(key, ids, embeds) if key in self._recordings else None
-        if recorded is None:
-            recorded = self._record(key, ids, embeds)
-        self.backend.synchronize()
+        recorded = self._run(key, Fed(ids, embeds, np.arange(self.length, self.length + num_new)))
         self.length += num_new
         return {name: self._read(value) for name, value in recorded.outputs.items()}
+
+    def _run(self, key: Key, fed: Fed) -> Recorded:
+        recorded = self._replay(key, fed) if key in self._recordings else None
+        if recorded is None:
+            recorded = self._record(key, fed)
+        self.backend.synchronize()
+        return recorded
+
+    # -- several sequences -------------------------------------------------------------------------------------------
+
+    def seat(self) -> Seat:
+        """A new, empty sequence. The backend must be a RowsBackend."""
+        return Seat(self._many.new_sequence())
+
+    def select(self, seat: Seat) -> None:
+        """`step`, `seed`, `kv_rows` and `length` mean this sequence from now on."""
+        if self._seat is not None:
+            self._seat.length = self.length
+        self._many.select(seat.sequence)
+        self._seat, self.length = seat, seat.length
+
+    def step_rows(self, ids: np.ndarray, seats: Sequence[Seat]) -> np.ndarray:
+        """Feed ids[r] (int64 [R]) to the sequence of seats[r]; logits [R, V], each row as if it had been fed alone.
+
+        The plan must allow it (`engine.rows.mixing`). A failure leaves every length as it was."""
+        for seat in seats:
+            self.select(seat)
+            self.backend.set_past_len(self.length)
+            self.backend.reserve(self.length + 1)
+        lengths = np.array([seat.length for seat in seats])
+        with self._many.rows([seat.sequence for seat in seats]):
+            recorded = self._run((len(seats), "rows", ()), Fed(ids, None, lengths))
+        for seat in seats:
+            self.select(seat)
+            self.length += 1
+        logits = self._read(recorded.outputs[self.plan.io.logits])
+        return logits.reshape(len(seats), -1)
+
+    @property
+    def _many(self) -> RowsBackend:
+        if not isinstance(self.backend, RowsBackend):
+            raise GenaiError(f"the backend `{self.backend.name}` holds one sequence")
+        return self.backend
 
     def _read(self, value: Tensor | np.ndarray) -> np.ndarray:
         return value if isinstance(value, np.ndarray) else self.backend.download(value)
 
-    def _replay(self, key: Key, ids: np.ndarray, embeds: np.ndarray | None) -> Recorded | None:
+    def _replay(self, key: Key, fed: Fed) -> Recorded | None:
         recorded = self._recordings[key]
         self._recordings.move_to_end(key)
-        self._upload(recorded.inputs, ids, embeds)
+        self._upload(recorded.inputs, fed)
         try:
             recorded.recording.replay()
         except StaleRecording:
@@ -100,12 +160,13 @@ class Engine:
         self.counters.replayed += 1
         return recorded
 
-    def _record(self, key: Key, ids: np.ndarray, embeds: np.ndarray | None) -> Recorded:
+    def _record(self, key: Key, fed: Fed) -> Recorded:
         num_new, kind, _ = key
+        kind = "all" if kind == "rows" else kind
         plan, io = self.plan, self.plan.io
-        width = 0 if embeds is None else embeds.shape[-1]
+        width = 0 if fed.embeds is None else fed.embeds.shape[-1]
         inputs = step_inputs(plan.graph, io, self.backend, num_new, width)
-        self._upload(inputs, ids, embeds)
+        self._upload(inputs, fed)
         env: dict[str, Value] = dynamic(inputs | self._states)
         env |= known_inputs(plan.graph, io, num_new, self.length) | cached_inputs(io, num_new, self.length)
         wanted = [*self.taps] if kind == "none" else [io.logits, *self.taps]
@@ -127,21 +188,21 @@ class Engine:
 
     def _keep(self, key: Key, recorded: Recorded) -> None:
         self._recordings[key] = recorded
-        long = [kept for kept in self._recordings if kept[0] > 1]
+        long = [kept for kept in self._recordings if kept[0] > 1 and kept[1] != "rows"]
         for kept in long[: max(0, len(long) - KEPT_RECORDINGS)]:
             del self._recordings[kept]
 
-    def _upload(self, tensors: dict[str, Tensor], ids: np.ndarray, embeds: np.ndarray | None) -> None:
+    def _upload(self, tensors: dict[str, Tensor], fed: Fed) -> None:
         io = self.plan.io
         for name, tensor in tensors.items():
             if name == io.input_ids:
-                value = ids.reshape(1, -1)
+                value = fed.ids.reshape(1, -1)
             elif name == io.inputs_embeds:
-                if embeds is None:
+                if fed.embeds is None:
                     raise GenaiError("this decoder reads `inputs_embeds`; give embeddings, not ids")
-                value = embeds.reshape(tensor.shape)
+                value = fed.embeds.reshape(tensor.shape)
             else:
-                value = np.broadcast_to(np.arange(self.length, self.length + tensor.shape[-1]), tensor.shape)
+                value = np.broadcast_to(fed.positions, tensor.shape)
             self.backend.upload(tensor, np.ascontiguousarray(value, tensor.dtype))
 
     def _store_presents(self, tracer: Tracer) -> None:

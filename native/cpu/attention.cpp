@@ -459,6 +459,14 @@ void run_by_splits(ThreadPool& pool, const Worker& worker, const Tiling& tiling,
 
 }  // namespace
 
+void Attention::run_head(const KeyValue& kv, int64_t token, int64_t position, int64_t kv_head) const {
+  Worker worker(*this, kv, position - token);
+  int64_t group = num_heads / kv_num_heads;
+  for (int64_t head = 0; head < group; head += kTileRows) {
+    worker.attend({kv_head, kv_head * group + head, std::min(kTileRows, group - head), token, 1});
+  }
+}
+
 void Attention::run(ThreadPool& pool, const KeyValue& kv, int64_t past_len) const {
   Worker worker(*this, kv, past_len);
   Tiling tiling(*this);

@@ -63,6 +63,8 @@ struct Attention {
 
   // The first query stands at position `past_len`.
   void run(ThreadPool& pool, const KeyValue& kv, int64_t past_len) const;
+  // Query `token` alone, for one head of K and V; it stands at `position`. The same bits as in `run`.
+  void run_head(const KeyValue& kv, int64_t token, int64_t position, int64_t kv_head) const;
 };
 
 }  // namespace genai::GENAI_ISA

@@ -19,10 +19,10 @@ struct SlotAttention {
   int64_t key_slot = 0, value_slot = 0;
 };
 
-const KvBuffer& slot_at(const State& state, int64_t index, int64_t num_heads, int64_t head_dim, int64_t total) {
-  if (index >= static_cast<int64_t>(state.kv.size()))
+const KvBuffer& slot_at(const Sequence& sequence, int64_t index, int64_t num_heads, int64_t head_dim, int64_t total) {
+  if (index >= static_cast<int64_t>(sequence.kv.size()))
     throw std::out_of_range("genai.Attention: no KV slot " + std::to_string(index));
-  const KvBuffer& slot = state.kv[index];
+  const KvBuffer& slot = sequence.kv[index];
   if (slot.num_heads != num_heads || slot.head_dim != head_dim || slot.capacity < total) {
     throw std::invalid_argument("genai.Attention: KV slot " + std::to_string(index) + " is " +
                                 describe(Shape{slot.num_heads, slot.capacity, slot.head_dim}) + ", wanted " +
@@ -37,6 +37,17 @@ void append_row(const KvBuffer& slot, int64_t head, int64_t position, const floa
   write_block(slot.data, slot.dtype, (head * slot.capacity + position) * slot.head_dim, slot.head_dim, row);
 }
 
+// K and V of one new token, for one head.
+void append_head(const SlotAttention& self, const KvBuffer& keys, const KvBuffer& values, int64_t past_len,
+                 int64_t token, int64_t head, int64_t position, float* row) {
+  const Attention& a = self.attention;
+  self.key_transform.load(self.key, token, head, a.head_dim, past_len, row);
+  append_row(keys, head, position, row);
+  read_block(self.value.data, self.value.dtype, token * self.value.token_stride + head * self.value.head_stride,
+             a.value_dim, row);
+  append_row(values, head, position, row);
+}
+
 void append(ThreadPool& pool, const SlotAttention& self, const KvBuffer& keys, const KvBuffer& values,
             int64_t past_len) {
   const Attention& a = self.attention;
@@ -45,27 +56,57 @@ void append(ThreadPool& pool, const SlotAttention& self, const KvBuffer& keys, c
     float* row = scratch<float, Memory>(kMostHeadDim);
     for (int64_t i = begin; i < end; ++i) {
       int64_t token = i / a.kv_num_heads, head = i % a.kv_num_heads;
-      self.key_transform.load(self.key, token, head, a.head_dim, past_len, row);
-      append_row(keys, head, past_len + token, row);
-      read_block(self.value.data, self.value.dtype, token * self.value.token_stride + head * self.value.head_stride,
-                 a.value_dim, row);
-      append_row(values, head, past_len + token, row);
+      append_head(self, keys, values, past_len, token, head, past_len + token, row);
+    }
+  });
+}
+
+struct Slots {
+  const KvBuffer &keys, &values;
+  int64_t total;  // tokens held once the new ones are appended
+
+  KeyValue view() const { return {rows_of(keys), rows_of(values), total}; }
+};
+
+Slots slots_of(const SlotAttention& self, const Sequence& sequence, int64_t num_new) {
+  const Attention& a = self.attention;
+  int64_t total = sequence.past_len + (self.appends ? num_new : 0);
+  const KvBuffer& keys = slot_at(sequence, self.key_slot, a.kv_num_heads, a.head_dim, total);
+  const KvBuffer& values = slot_at(sequence, self.value_slot, a.kv_num_heads, a.value_dim, total);
+  if (keys.dtype != values.dtype) throw std::invalid_argument("genai.Attention: the slots of K and V differ in dtype");
+  return {keys, values, total};
+}
+
+// Token r is the next one of the sequence rows[r].
+void run_rows(const SlotAttention& self, ThreadPool& pool, const std::vector<std::shared_ptr<Sequence>>& rows) {
+  const Attention& a = self.attention;
+  if (static_cast<int64_t>(rows.size()) != a.num_tokens || a.bias.tensor) {
+    throw std::invalid_argument("genai.Attention: " + std::to_string(rows.size()) + " sequences for " +
+                                std::to_string(a.num_tokens) + " tokens" + (a.bias.tensor ? " and a bias" : ""));
+  }
+  for (const auto& row : rows) slots_of(self, *row, 1);  // refuse before anything is written
+  pool.parallel_for(a.num_tokens * a.kv_num_heads, 1, [&](int64_t begin, int64_t end, int) {
+    float* memory = scratch<float, Memory>(kMostHeadDim);
+    for (int64_t i = begin; i < end; ++i) {
+      int64_t token = i / a.kv_num_heads, head = i % a.kv_num_heads, position = rows[token]->past_len;
+      Slots slots = slots_of(self, *rows[token], 1);
+      if (self.appends) append_head(self, slots.keys, slots.values, position - token, token, head, position, memory);
+      a.run_head(slots.view(), token, position, head);
     }
   });
 }
 
 void run(const SlotAttention& self, Context& context) {
+  if (!context.state.rows.empty()) return run_rows(self, context.pool, context.state.rows);
   const Attention& a = self.attention;
-  int64_t past_len = context.state.past_len, total = past_len + (self.appends ? a.num_tokens : 0);
-  const KvBuffer& keys = slot_at(context.state, self.key_slot, a.kv_num_heads, a.head_dim, total);
-  const KvBuffer& values = slot_at(context.state, self.value_slot, a.kv_num_heads, a.value_dim, total);
-  if (keys.dtype != values.dtype) throw std::invalid_argument("genai.Attention: the slots of K and V differ in dtype");
+  const Sequence& sequence = *context.state.now;
+  auto [keys, values, total] = slots_of(self, sequence, a.num_tokens);
   if (a.bias.tensor && a.bias.num_keys != 1 && a.bias.num_keys < total) {
     throw std::invalid_argument("genai.Attention: the attention bias covers " + std::to_string(a.bias.num_keys) +
                                 " keys, wanted " + std::to_string(total));
   }
-  if (self.appends) append(context.pool, self, keys, values, past_len);
-  a.run(context.pool, {rows_of(keys), rows_of(values), total}, past_len);
+  if (self.appends) append(context.pool, self, keys, values, sequence.past_len);
+  a.run(context.pool, {rows_of(keys), rows_of(values), total}, sequence.past_len);
 }
 
 // Tokens in [1, T, width] or [1, heads, T, dim]; checks batch and rank.
