@@ -1,12 +1,15 @@
-"""The machine's ceiling, and what one token must read of it."""
+"""The machine's ceilings, and what one token must read."""
 
 from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 
+from genai_cli.backends.base import Tensor
+from genai_cli.backends.cpu import CpuBackend
 from genai_cli.graph.io import DecoderIo
 from genai_cli.graph.ir import Graph
 
@@ -27,6 +30,53 @@ def streaming_bandwidth_gb_s(threads: int) -> float:
             list(pool.map(lambda part: float(np.dot(part, part)), parts))
             best = min(best, time.perf_counter() - started)
     return buffer.nbytes / best / 1e9
+
+
+PEAK_ROUNDS = 1_000_000  # some 10 ms
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What all threads together can do: GB/s read, 1e9 operations/s (a multiplication and an addition are two)."""
+
+    read_gb_s: float
+    float_gop_s: float  # f32 multiply-adds
+    byte_gop_s: float  # int8 dot products, as the instruction set does them
+
+
+@dataclass(frozen=True)
+class Operations:
+    """Multiplications and additions of one step, by the ceiling that bounds them."""
+
+    floats: int
+    bytes: int
+
+    def least_s(self, machine: Ceilings) -> float:
+        """Seconds at both peaks, one after the other."""
+        return self.floats / machine.float_gop_s / 1e9 + self.bytes / machine.byte_gop_s / 1e9
+
+
+def ceilings(backend: CpuBackend) -> Ceilings:
+    """Measured here and now; the best of several passes."""
+    floats = backend.constant(np.full(32, 1e-9, np.float32))
+    byte = backend.constant(np.ones(64, np.int8))
+    return Ceilings(
+        streaming_bandwidth_gb_s(backend.threads),
+        _peak(backend, "bench.FloatPeak", floats),
+        _peak(backend, "bench.BytePeak", byte),
+    )
+
+
+def _peak(backend: CpuBackend, kernel: str, operand: Tensor) -> float:
+    out = backend.empty((2, backend.threads), np.dtype(np.float32))
+    recording = backend.record()
+    recording.call(kernel, [operand], [out], {"rounds": PEAK_ROUNDS})
+    best = float("inf")
+    for _ in range(STREAM_PASSES):
+        started = time.perf_counter()
+        recording.replay()
+        best = min(best, time.perf_counter() - started)
+    return float(backend.view(out)[1].sum()) / best / 1e9
 
 
 def weight_bytes_per_token(graph: Graph) -> int | None:

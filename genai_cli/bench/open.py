@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from genai_cli.backends.cpu import CpuBackend
 from genai_cli.bench import peer
 from genai_cli.bench.energy import open_joules
-from genai_cli.bench.machine import kv_bytes_per_token, streaming_bandwidth_gb_s, weight_bytes_per_token
-from genai_cli.bench.profile import ProfileReport, profile
+from genai_cli.bench.machine import Ceilings, ceilings, kv_bytes_per_token, weight_bytes_per_token
+from genai_cli.bench.profile import ProfileReport, operations, profile
 from genai_cli.bench.report import BenchReport, Parity
 from genai_cli.bench.session import Progress, Subject, Tools, bench
 from genai_cli.bench.trials import Arm, Meters, draw_ids, phases
@@ -52,10 +53,10 @@ def run(model: Path, options: BenchOptions, place: Place, isa: str | None, progr
         )
     if peer.NAME in options.peers:
         peer.library()
-    subject = open_subject(model, options, place)
+    subject = open_subject(model, options, place, isa)
     joules, energy = open_joules()
     tools = Tools(
-        streaming_bandwidth_gb_s,
+        lambda: _ceilings(place, isa),
         peak_rss_bytes,
         _parity(subject, options, place, progress),
         Meters(joules=joules),
@@ -79,16 +80,25 @@ def run_profile(
     """Time per op of native's prefill and decode on the CPU."""
     context_len = load_decoder(open_package(model)).context_len
     found = phases(context_len, options.prompts, options.contexts, options.n_new)
-    engine = OpenOptions("native", threads=place.threads, isa=isa, prefix_cache=False)
-    return profile(model, found, engine, options.seed, trace, progress)
+    return profile(model, found, _native_options(place, isa), options.seed, trace, progress)
 
 
-def open_subject(model: Path, options: BenchOptions, place: Place) -> Subject:
-    """Lengths cut to the context, and the bytes that a token reads."""
+def _ceilings(place: Place, isa: str | None) -> Ceilings:
+    return ceilings(CpuBackend(threads=place.threads, isa=isa))
+
+
+def _native_options(place: Place, isa: str | None) -> OpenOptions:
+    return OpenOptions("native", threads=place.threads, isa=isa, prefix_cache=False)
+
+
+def open_subject(model: Path, options: BenchOptions, place: Place, isa: str | None) -> Subject:
+    """Lengths cut to the context, what a token reads and what a prefill computes."""
     package = open_package(model)
     decoder = load_decoder(package)
     found = phases(decoder.context_len, options.prompts, options.contexts, options.n_new)
-    return Subject(model, place.description, found, _traffic(decoder), package.vocab_size or 0)
+    lengths = [phase.n_prompt for phase in found if phase.kind == "prefill"]
+    done = operations(model, _native_options(place, isa), lengths, options.seed)
+    return Subject(model, place.description, found, _traffic(decoder), done, package.vocab_size or 0)
 
 
 def _traffic(decoder: LoadedDecoder) -> Callable[[int], int | None]:

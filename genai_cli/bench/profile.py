@@ -15,6 +15,7 @@ import numpy as np
 
 from genai_cli.backends.base import KvSlot
 from genai_cli.backends.cpu import CpuBackend, Span
+from genai_cli.bench.machine import Operations
 from genai_cli.bench.trials import Phase, draw_ids
 from genai_cli.bench.work import Work, shape_of, work
 from genai_cli.engine.engine import Engine
@@ -127,6 +128,22 @@ def _subject(runner: object) -> Profiled:
     if not isinstance(decoder, NativeRunner) or not isinstance(decoder.engine.backend, CpuBackend):
         raise GenaiError("--profile shows the native engine's steps on the CPU")
     return Profiled(runner, decoder.engine, decoder.engine.backend)
+
+
+def operations(model: Path, options: OpenOptions, lengths: Sequence[int], seed: int) -> dict[int, Operations]:
+    """Of a prefill of each length, as native runs it: products with int8 activations, and all others."""
+    runner = open_model(model, options).runner
+    subject = _subject(runner)
+    made = {}
+    for length in lengths:
+        runner.reset()
+        ids = draw_ids(Phase("prefill", length), runner.vocab_size, seed, 0)
+        _, step = subject.step("", ids, timed=True)
+        done = [(span.step, work(span.step, subject.engine.slots, length)) for span in (step.spans if step else [])]
+        of_bytes = sum(d.num_ops for s, d in done if s.kernel == "MatMulNBits" and s.attrs.get("accuracy_level") == 4)
+        made[length] = Operations(sum(d.num_ops for _, d in done) - of_bytes, of_bytes)
+    runner.close()
+    return made
 
 
 def _prefill(subject: Profiled, phase: Phase, seed: int) -> tuple[list[int], list[TimedStep]]:

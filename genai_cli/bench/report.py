@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from genai_cli.bench.machine import Ceilings, Operations
 from genai_cli.bench.trials import Phase, Trial
 
 SCHEMA = "genai.bench/1"
@@ -42,6 +43,7 @@ class Result:
     bytes_per_token: int | None = None  # decode: weights and KV that one token reads
     gb_s: float | None = None
     bandwidth_fraction: float | None = None
+    peak_fraction: float | None = None  # prefill: least time at the arithmetic peaks, over the time it took
     joules_per_token: float | None = None  # of prefill and decode, where the machine has a counter
 
 
@@ -90,6 +92,7 @@ class BenchReport:
     num_ids: int
     seed: int
     bandwidth_gb_s: float
+    ceilings: Ceilings
     results: list[Result]
     ratios: list[Ratio]
     withheld: str | None
@@ -107,7 +110,9 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(float(median), float(p5), float(p95), len(values))
 
 
-def result(phase: Phase, trials: Sequence[Trial], bytes_per_token: int | None, bandwidth_gb_s: float) -> Result:
+def result(
+    phase: Phase, trials: Sequence[Trial], machine: Ceilings, bytes_per_token: int | None, done: Operations | None
+) -> Result:
     """Trials of one engine in one phase."""
     rates = [trial.tok_s for trial in trials if trial.tok_s is not None]
     tok_s = spread(rates) if len(rates) == len(trials) else None
@@ -120,7 +125,8 @@ def result(phase: Phase, trials: Sequence[Trial], bytes_per_token: int | None, b
         ttft_s=seconds.median if phase.kind == "prefill" and tok_s else None,
         tpot_s=1 / tok_s.median if decode and tok_s else None,
         bytes_per_token=bytes_per_token if phase.kind == "decode" else None,
-        gb_s=gb_s, bandwidth_fraction=gb_s / bandwidth_gb_s if gb_s else None,
+        gb_s=gb_s, bandwidth_fraction=gb_s / machine.read_gb_s if gb_s else None,
+        peak_fraction=done.least_s(machine) / seconds.median if done and tok_s else None,
         joules_per_token=_joules(trials) if tok_s else None,
     )  # fmt: skip
 

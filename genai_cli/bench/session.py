@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from genai_cli.bench.machine import Ceilings, Operations
 from genai_cli.bench.report import (
     BenchReport,
     Noise,
@@ -50,6 +51,7 @@ class Subject:
     isa: str
     phases: list[Phase]
     bytes_per_token: Callable[[int], int | None]
+    operations: dict[int, Operations]  # of a prefill of that length
     vocab_size: int
 
 
@@ -57,7 +59,7 @@ class Subject:
 class Tools:
     """Everything that touches the world, so that tests can replace it."""
 
-    bandwidth_gb_s: Callable[[int], float]
+    ceilings: Callable[[], Ceilings]
     peak_rss_bytes: Callable[[], int]
     parity: Callable[[], Parity]
     meters: Meters = field(default_factory=Meters)
@@ -123,7 +125,7 @@ def bench(
     order = [(native.name, AA + i) for i in range(4 * rounds)]
     same = {phase: run.trials({native.name: native}, phase, order) for phase in subject.phases}
     peak, threads = tools.peak_rss_bytes(), same[subject.phases[0]][0].threads
-    bandwidth = tools.bandwidth_gb_s(threads)
+    machine = tools.ceilings()
     floors = {phase: noise(phase, same[phase]) for phase in subject.phases if phase.is_timed}
     there, unavailable = _able(peers)
     arms = [native, *there]
@@ -133,9 +135,9 @@ def bench(
     withheld = _withheld(apart, native, there, parity) if there else None
     ratios = [] if withheld else [r for peer in there for r in _ratios(apart, native, peer, floors)]
     return BenchReport(
-        str(subject.model), threads, subject.isa, run.ids_sha256, run.num_ids, seed, bandwidth,
-        _results(subject, apart, arms, bandwidth), ratios, withheld, list(floors.values()), parity, peak, tools.energy,
-        unavailable,
+        str(subject.model), threads, subject.isa, run.ids_sha256, run.num_ids, seed, machine.read_gb_s,
+        machine, _results(subject, apart, arms, machine), ratios, withheld, list(floors.values()), parity, peak,
+        tools.energy, unavailable,
     )  # fmt: skip
 
 
@@ -177,9 +179,14 @@ def _ratios(apart: dict[Phase, list[Trial]], native: Arm, peer: Arm, floors: dic
     ]
 
 
-def _results(subject: Subject, apart: dict[Phase, list[Trial]], arms: Sequence[Arm], bandwidth: float) -> list[Result]:
+def _results(
+    subject: Subject, apart: dict[Phase, list[Trial]], arms: Sequence[Arm], machine: Ceilings
+) -> list[Result]:  # fmt: skip
     return [
-        result(phase, _of(trials, arm), subject.bytes_per_token(phase.n_context + phase.n_new // 2), bandwidth)
+        result(
+            phase, _of(trials, arm), machine, subject.bytes_per_token(phase.n_context + phase.n_new // 2),
+            subject.operations.get(phase.n_prompt) if phase.kind == "prefill" else None,
+        )
         for phase, trials in apart.items()
         for arm in arms
-    ]
+    ]  # fmt: skip

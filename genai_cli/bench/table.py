@@ -17,6 +17,7 @@ COLUMNS = [
     "MB/token",
     "GB/s",
     "of bandwidth",
+    "of peak",
     "J/token",
 ]
 
@@ -25,6 +26,7 @@ def title(report: BenchReport) -> str:
     """Model, machine and what one may rely on."""
     return (
         f"{report.model}: {report.threads} threads, {report.isa}, reads {report.bandwidth_gb_s:.1f} GB/s, "
+        f"f32 {report.ceilings.float_gop_s:.0f} and int8 {report.ceilings.byte_gop_s:.0f} Gop/s, "
         f"native peak {report.peak_rss_bytes / 2**20:.0f} MiB, parity {report.parity}"
     )
 
@@ -40,6 +42,7 @@ def _row(result: Result) -> list[str]:
         _shown(result.ttft_s, "{:.3f} s"), _shown(result.tpot_s, "{:.4f} s"),
         _shown(None if result.bytes_per_token is None else result.bytes_per_token / 1e6, "{:.1f}"),
         _shown(result.gb_s, "{:.1f}"), _shown(result.bandwidth_fraction, "{:.0%}"),
+        _shown(result.peak_fraction, "{:.0%}"),
         _shown(result.joules_per_token, "{:.3g}"),
     ]  # fmt: skip
 

@@ -87,6 +87,24 @@ def test_profile_times_every_step_in_order_and_nothing_after_it() -> None:
     assert on.take_spans() == []
 
 
+@pytest.mark.parametrize("isa", _native.isas())
+def test_ceilings_do_what_they_count(isa: str) -> None:
+    on = CpuBackend(threads=2, isa=isa)
+    out = on.empty((2, 2), F32)
+    on.record().call("bench.FloatPeak", [on.constant(np.full(32, 0.5, F32))], [out], {"rounds": 3})
+    (first, second), (count, other) = on.view(out)
+    chains = count / (2 * 16 * 3)
+    assert chains == other / (2 * 16 * 3) == int(chains) >= 3
+    # chain i goes i/2 -> x/2 + 1/2 three times: i/16 + 7/8; sixteen lanes
+    assert first == second == 16 * sum(i / 16 + 7 / 8 for i in range(int(chains)))
+    on.record().call("bench.BytePeak", [on.constant(np.full(64, 2, np.int8))], [out], {"rounds": 3})
+    (first, _), (count, _) = on.view(out)
+    sums = {"avx512vnni": 10, "avx512": 10, "avx2": 10}.get(isa, 3)
+    width = count / (2 * sums * 3)
+    assert width in (16, 32, 64)
+    assert first == sum(i + 3 * 4 * 4 for i in range(sums))  # four products of 2 * 2, three times
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "uint8"])
 @pytest.mark.parametrize("shape", [(3, 7, 5), (2, 5, 64), (1, 4, 1), (2, 0, 3)])
 def test_copy_rows_between_strided_views(shape: tuple[int, int, int], dtype: str) -> None:

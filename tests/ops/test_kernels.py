@@ -70,7 +70,8 @@ def test_kernel(key: str, isa: str, threads: int) -> None:
 def test_rules_and_kernels_agree() -> None:
     """No rule without a compiled kernel, no compiled kernel without a rule."""
     ruled = {entry.kernels["cpu"].name for entry in table() if "cpu" in entry.kernels}
-    assert ruled == set(backend(*CONFIGS[-1]).kernels())
+    ceilings = {"bench.FloatPeak", "bench.BytePeak"}  # the benchmark's, of no op
+    assert ruled == set(backend(*CONFIGS[-1]).kernels()) - ceilings
 
 
 def test_every_kernel_has_cases() -> None:

@@ -12,7 +12,7 @@ import pytest
 from genai_cli.bench import table
 from genai_cli.bench.compare import compare, parse_percent, read_report
 from genai_cli.bench.energy import open_joules
-from genai_cli.bench.machine import weight_bytes_per_token
+from genai_cli.bench.machine import Ceilings, Operations, weight_bytes_per_token
 from genai_cli.bench.report import Noise, Unavailable, ratio, result
 from genai_cli.bench.session import Subject, Tools, bench
 from genai_cli.bench.trials import Arm, Meters, Phase, Trial, in_turn, phases
@@ -23,6 +23,8 @@ from genai_cli.runners.base import RunnerInfo
 
 MS = 1e-3
 VOCAB = 50
+MACHINE = Ceilings(40.0, 100.0, 400.0)  # GB/s, f32 and int8 Gop/s
+DONE = {8: Operations(10**8, 8 * 10**8), 64: Operations(0, 6 * 10**9)}
 PHASES = [Phase("load", 1), Phase("prefill", 8), Phase("prefill", 64), Phase("decode", n_context=16, n_new=4)]
 
 
@@ -75,10 +77,10 @@ def measured(
         return Arm(name, open_)
 
     tools = Tools(
-        lambda threads: 40.0, lambda: 1 << 20, lambda: parity, Meters(clock, joules), "a counter",
+        lambda: MACHINE, lambda: 1 << 20, lambda: parity, Meters(clock, joules), "a counter",
         collect=lambda: None, settle=lambda: None,
     )  # fmt: skip
-    subject = Subject(Path("m"), "cpu:fake", phases_, lambda context: 1_000_000, VOCAB)
+    subject = Subject(Path("m"), "cpu:fake", phases_, lambda context: 1_000_000, DONE, VOCAB)
     others = ([] if peer is None else [arm("ort", peer)]) + [arm(name, made) for name, made in (more or {}).items()]
     return bench(subject, arm("native", native or {}), others, tools, seed=seed, rounds=2, progress=lambda text: None)
 
@@ -102,6 +104,14 @@ def test_decode_leaves_the_prompt_and_the_first_token_out():
     assert found.tpot_s == pytest.approx(MS)
     assert found.gb_s == pytest.approx(1.0)  # 1 MB a token, 1000 tokens a second
     assert found.bandwidth_fraction == pytest.approx(1 / 40)
+
+
+def test_prefill_is_a_share_of_what_the_arithmetic_peaks_allow():
+    report = measured()
+    short, long = of(report, "prefill", n_prompt=8), of(report, "prefill", n_prompt=64)
+    assert short.peak_fraction == pytest.approx((1e8 / 100e9 + 8e8 / 400e9) / (8 * MS))
+    assert long.peak_fraction == pytest.approx(6e9 / 400e9 / (64 * MS))
+    assert of(report, "decode").peak_fraction is None
 
 
 def test_load_goes_up_to_the_first_answer():
@@ -300,4 +310,4 @@ def test_of_a_table_that_is_only_gathered_from_one_row_is_read():
 
 def test_a_rate_needs_every_trial():
     half = [Trial("native", 0, 1.0, 8, 0, "", 2), Trial("native", 1, 1.0, 8, 3, "", 2)]
-    assert result(PHASES[1], half, None, 1.0).tok_s is None
+    assert result(PHASES[1], half, MACHINE, None, None).tok_s is None
