@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,9 @@ class BatchResult:
 
     done: int = 0
     skipped: int = 0  # already in the output (--resume)
-    errors: list[str] | None = None
+    errors: list[str] = field(default_factory=list)
+    new_tokens: int = 0
+    seconds: float = 0.0
 
 
 def read_lines(path: Path) -> list[Line]:
@@ -134,30 +138,38 @@ def finished(path: Path) -> tuple[set[str], int]:
 
 def run_batch(
     model: Model, lines: list[Line], make: Callable[[Line], Ask], write: Callable[[str], None],
-    tick: Callable[[], None], done: set[str],
+    tick: Callable[[], None], done: set[str], max_rows: int = 1,
 ) -> BatchResult:  # fmt: skip
-    """Answer every line that is not done; a bad one becomes an error record, the others run."""
-    result = BatchResult(errors=[])
-    for line in lines:
-        if line.id in done:
-            result.skipped += 1
-        else:
-            record = _record(model, line, make)
-            write(json.dumps(record, ensure_ascii=False) + "\n")
-            if "error" in record and result.errors is not None:
-                result.errors.append(f"line {line.number}: {record['error']}")
-            result.done += 1
+    """Answer every line that is not done, up to `max_rows` in one step, and write each when it is finished; a bad one
+    becomes an error record, the others run."""
+    result = BatchResult()
+    todo = [line for line in lines if line.id not in done]
+    result.skipped = len(lines) - len(todo)
+    for _ in range(result.skipped):
         tick()
+    started = time.perf_counter()
+    for number, answer in model.ask_all((partial(_checked, line, make) for line in todo), max_rows):
+        line = todo[number]
+        if isinstance(answer, GenaiError):
+            result.errors.append(f"line {line.number}: {answer.message}")
+            write(_text({"id": line.id, "line": line.number, "error": answer.message}))
+        else:
+            result.new_tokens += len(answer.generated.token_ids)
+            write(_text({"id": line.id, "line": line.number, **document(model, answer)}))
+        result.done += 1
+        tick()
+    result.seconds = time.perf_counter() - started
     return result
 
 
-def _record(model: Model, line: Line, make: Callable[[Line], Ask]) -> dict[str, Any]:
-    try:
-        if line.error:
-            raise GenaiError(line.error)
-        return {"id": line.id, "line": line.number, **document(model, model.ask(make(line)))}
-    except GenaiError as error:
-        return {"id": line.id, "line": line.number, "error": error.message}
+def _checked(line: Line, make: Callable[[Line], Ask]) -> Ask:
+    if line.error:
+        raise GenaiError(line.error)
+    return make(line)
+
+
+def _text(record: dict[str, Any]) -> str:
+    return json.dumps(record, ensure_ascii=False) + "\n"
 
 
 class PartialFile:
@@ -201,8 +213,3 @@ class PartialFile:
     def close(self) -> None:
         """Leave the partial file for --resume."""
         self._file.close()
-
-
-def pending(lines: list[Line], done: set[str]) -> Iterator[Line]:
-    """Lines that still have to run."""
-    return (line for line in lines if line.id not in done)

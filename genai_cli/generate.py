@@ -1,5 +1,7 @@
 """Prompt -> tokens, on any engine: THE loop.
 
+`generate` runs one request; `generate_rows` many, with one step for all of them:
+
 prompt ids → kv.sequence (lookup) → runner.seed (num_cached_tokens) ─┐
  ┌ runner.step(ids[T]) → logits                                     ◀┘
  │ kv.mirror (present → pages, at page borders)
@@ -11,7 +13,8 @@ prompt ids → kv.sequence (lookup) → runner.seed (num_cached_tokens) ─┐
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -19,7 +22,7 @@ import numpy as np
 
 from genai_cli.errors import GenaiError
 from genai_cli.kv.session import KvSequence, PagedKv
-from genai_cli.runners.base import Runner
+from genai_cli.runners.base import RowsRunner, Runner
 from genai_cli.sampling import Logprob, SamplingOptions, logprobs, sample
 
 FinishReason = Literal["stop", "length", "stop_sequence"]
@@ -58,6 +61,110 @@ class Generated:
     timings: Timings = field(default_factory=Timings)
 
 
+@dataclass(frozen=True)
+class Request:
+    """What one generation is given. `key` is the identity of everything beside the ids."""
+
+    prompt: Sequence[int]
+    options: SamplingOptions
+    limits: Limits
+    eos_ids: Sequence[int] = ()
+    num_logprobs: int = 0
+    on_token: OnToken = lambda token: False
+    key: bytes = b""
+    embeds: np.ndarray | None = None
+
+
+class Generation:
+    """One generation, token by token: `begin`, then `choose` and `fed` in turn, then `end`; `close` in any case."""
+
+    def __init__(self, runner: Runner, request: Request, kv: PagedKv | None = None) -> None:
+        """GenaiError: empty prompt, prompt longer than the context."""
+        self.runner, self.request = runner, request
+        self.result = Generated([int(token) for token in request.prompt])
+        self._room = room_for(runner, len(request.prompt), request.limits)
+        self._kv = kv
+        self._sequence: KvSequence | None = None
+        self._logits = np.empty((0, 0), np.float32)
+        self._first = 0.0
+
+    def begin(self, *, share: bool = False) -> None:
+        """Seed what is cached, and feed the rest of the prompt. `share`: others may reuse the prompt's whole pages at
+        once, not only when this generation has ended."""
+        if self._room == 0:
+            return
+        result, prompt, started = self.result, self.result.prompt_token_ids, time.perf_counter()
+        self.runner.reset()
+        if self._kv is not None:
+            self._sequence = self._kv.sequence(prompt, self.request.key)
+        cached = self._seed()
+        result.num_cached_tokens = cached
+        embeds = self.request.embeds
+        self._logits = self.runner.step(
+            np.array(prompt[cached:], np.int64), embeds=None if embeds is None else embeds[cached:]
+        )
+        self._first = time.perf_counter()
+        result.timings.ttft_s = self._first - started
+        result.timings.prefill_tok_s = (len(prompt) - cached) / max(self._first - started, 1e-9)
+        self._remember_prompt(share)
+
+    def choose(self) -> int | None:
+        """The next token, which has to be fed; None when the generation is over. GenaiError: non-finite logits (with
+        the position)."""
+        request, result = self.request, self.result
+        if self._room == 0:
+            return None
+        history = result.prompt_token_ids + result.token_ids
+        token = sample(self._logits[-1], request.options, history, len(result.token_ids), request.eos_ids)
+        if token in request.eos_ids and not request.limits.ignore_eos:
+            result.finish_reason = "stop"
+            return None
+        result.token_ids.append(token)
+        if request.num_logprobs:
+            result.logprobs.append(logprobs(self._logits[-1], token, request.num_logprobs))
+        if request.on_token(token):
+            result.finish_reason = "stop_sequence"
+            return None
+        return token if len(result.token_ids) < self._room else None
+
+    def fed(self, logits: np.ndarray) -> None:
+        """The chosen token was fed; logits [1, V] of it. While decoding only whole pages are worth the copies."""
+        self._logits = logits
+        if self._sequence is not None and self.runner.length % self._sequence.table.pool.page_size == 0:
+            self._sequence.mirror(self.runner.kv_rows, self.runner.length)
+
+    def end(self) -> Generated:
+        """Timings, and the KV for those who come after. The last sampled token was never fed: it has no KV."""
+        result = self.result
+        decoded, spent = len(result.token_ids) - 1, time.perf_counter() - self._first
+        result.timings.decode_tok_s = decoded / spent if decoded > 0 else None
+        if self._sequence is not None:
+            self._sequence.mirror(self.runner.kv_rows, self.runner.length)
+            self._sequence.remember(self.runner.length, self.runner.snapshot_state())
+            self._sequence.publish((result.prompt_token_ids + result.token_ids)[: self.runner.length])
+        return result
+
+    def close(self) -> None:
+        """Give the pages back; what was published stays."""
+        if self._sequence is not None:
+            self._sequence.close()
+
+    def _seed(self) -> int:
+        if self._sequence is None or not self._sequence.num_cached_tokens:
+            return 0
+        self.runner.seed(*self._sequence.prefix())
+        return self._sequence.num_cached_tokens
+
+    def _remember_prompt(self, share: bool) -> None:
+        if self._sequence is None:
+            return
+        prompt, size = self.result.prompt_token_ids, self._sequence.table.pool.page_size
+        self._sequence.remember(len(prompt), self.runner.snapshot_state())
+        self._sequence.mirror(self.runner.kv_rows, len(prompt))
+        if share:
+            self._sequence.publish(prompt[: len(prompt) // size * size])
+
+
 def generate(
     runner: Runner,
     prompt: Sequence[int],
@@ -71,21 +178,80 @@ def generate(
     key: bytes = b"",
     embeds: np.ndarray | None = None,
 ) -> Generated:
-    """Generate from prompt ids. `kv` reuses and publishes prefixes; `key` is the identity of everything beside the ids.
+    """Generate from prompt ids. `kv` reuses and publishes prefixes.
 
     GenaiError: empty prompt, prompt longer than the context, non-finite logits (with the position)."""
-    result = Generated([int(token) for token in prompt])
-    room = room_for(runner, len(prompt), limits)
-    if room == 0:
-        return result
-    runner.reset()
-    sequence = kv.sequence(result.prompt_token_ids, key) if kv is not None else None
+    return run(runner, Request(prompt, options, limits, eos_ids, num_logprobs, on_token, key, embeds), kv)
+
+
+def run(runner: Runner, request: Request, kv: PagedKv | None = None) -> Generated:
+    """`generate` for a request."""
+    with closing(Generation(runner, request, kv)) as row:
+        row.begin()
+        while (token := row.choose()) is not None:
+            row.fed(runner.step(np.array([token], np.int64)))
+        return row.end()
+
+
+Outcome = Generated | GenaiError
+
+
+def generate_rows(
+    runner: RowsRunner, requests: Iterable[tuple[int, Request]], max_rows: int, kv: PagedKv | None = None
+) -> Iterator[tuple[int, Outcome]]:
+    """Generate for many numbered requests, up to `max_rows` of them in one step: a row joins when another has left.
+
+    Yields (number of the request, result or what was wrong with it) as they are finished. Each result is the one that
+    `generate` gives for its request alone."""
+    waiting = iter(requests)
+    seats = [runner.seat() for _ in range(max_rows)]
+    rows: dict[int, Generation] = {}
     try:
-        _loop(runner, result, options, limits, room, eos_ids, num_logprobs, on_token, sequence, embeds)
+        while True:
+            yield from _join(waiting, seats, rows, kv)
+            if not rows:
+                return
+            chosen: dict[int, int] = {}
+            for index, row in list(rows.items()):
+                token, outcome = _outcome(row)
+                if token is not None:
+                    chosen[index] = token
+                    continue
+                row.close()
+                seats.append(rows.pop(index).runner)
+                yield index, outcome
+            if rows:
+                active = list(rows.values())
+                logits = runner.step_rows(np.array(list(chosen.values()), np.int64), [row.runner for row in active])
+                for number, row in enumerate(active):
+                    row.fed(logits[number : number + 1])
     finally:
-        if sequence is not None:
-            sequence.close()
-    return result
+        for row in rows.values():
+            row.close()
+
+
+def _join(
+    waiting: Iterator[tuple[int, Request]], seats: list[Runner], rows: dict[int, Generation], kv: PagedKv | None
+) -> Iterator[tuple[int, Outcome]]:
+    """Requests take the free seats; one that cannot begin is told so."""
+    while seats and (entry := next(waiting, None)) is not None:
+        index, request = entry
+        try:
+            rows[index] = Generation(seats[-1], request, kv)
+            rows[index].begin(share=True)
+            seats.pop()
+        except GenaiError as error:
+            if index in rows:
+                rows.pop(index).close()
+            yield index, error
+
+
+def _outcome(row: Generation) -> tuple[int | None, Outcome]:
+    try:
+        token = row.choose()
+        return token, row.end() if token is None else row.result
+    except GenaiError as error:
+        return None, error
 
 
 def room_for(runner: Runner, prompt_len: int, limits: Limits) -> int:
@@ -103,64 +269,3 @@ def room_for(runner: Runner, prompt_len: int, limits: Limits) -> int:
     if not bounds:
         raise GenaiError("the model declares no context length", hint="give --max-new-tokens")
     return min(bounds)
-
-
-def _loop(
-    runner: Runner, result: Generated, options: SamplingOptions, limits: Limits, room: int, eos_ids: Sequence[int],
-    num_logprobs: int, on_token: OnToken, sequence: KvSequence | None, embeds: np.ndarray | None,
-) -> None:  # fmt: skip
-    prompt, started = result.prompt_token_ids, time.perf_counter()
-    cached = _seed(runner, sequence)
-    result.num_cached_tokens = cached
-    feed = np.array(prompt[cached:], np.int64)
-    logits = runner.step(feed, embeds=None if embeds is None else embeds[cached:])
-    first = time.perf_counter()
-    result.timings.ttft_s = first - started
-    result.timings.prefill_tok_s = len(feed) / max(first - started, 1e-9)
-    _remember(runner, sequence, len(prompt))
-    while True:
-        history = prompt + result.token_ids
-        token = sample(logits[-1], options, history, len(result.token_ids), eos_ids)
-        if token in eos_ids and not limits.ignore_eos:
-            result.finish_reason = "stop"
-            break
-        result.token_ids.append(token)
-        if num_logprobs:
-            result.logprobs.append(logprobs(logits[-1], token, num_logprobs))
-        if on_token(token):
-            result.finish_reason = "stop_sequence"
-            break
-        if len(result.token_ids) == room:
-            break
-        logits = runner.step(np.array([token], np.int64))
-        _mirror(runner, sequence, only_full=True)
-    decoded, spent = len(result.token_ids) - 1, time.perf_counter() - first
-    result.timings.decode_tok_s = decoded / spent if decoded > 0 else None
-    _publish(runner, sequence, prompt + result.token_ids)
-
-
-def _seed(runner: Runner, sequence: KvSequence | None) -> int:
-    if sequence is None or not sequence.num_cached_tokens:
-        return 0
-    runner.seed(*sequence.prefix())
-    return sequence.num_cached_tokens
-
-
-def _remember(runner: Runner, sequence: KvSequence | None, length: int) -> None:
-    if sequence is not None:
-        sequence.remember(length, runner.snapshot_state())
-        sequence.mirror(runner.kv_rows, length)
-
-
-def _mirror(runner: Runner, sequence: KvSequence | None, *, only_full: bool) -> None:
-    """Present -> pages. While decoding only whole pages are worth the copies; the rest follows at the end."""
-    if sequence is not None and (not only_full or runner.length % sequence.table.pool.page_size == 0):
-        sequence.mirror(runner.kv_rows, runner.length)
-
-
-def _publish(runner: Runner, sequence: KvSequence | None, ids: Sequence[int]) -> None:
-    """The last sampled token was never fed: it has no KV and is not published."""
-    if sequence is not None:
-        _mirror(runner, sequence, only_full=False)
-        sequence.remember(runner.length, runner.snapshot_state())
-        sequence.publish(ids[: runner.length])

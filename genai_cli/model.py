@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +18,7 @@ from genai_cli.backends.cuda_device import CudaOptions
 from genai_cli.backends.open import open_backend
 from genai_cli.engine.component import NativeComponent
 from genai_cli.errors import GenaiError
-from genai_cli.generate import Generated, Limits, generate
+from genai_cli.generate import Generated, Limits, Outcome, Request, generate_rows, run
 from genai_cli.graph.loader import load_graph
 from genai_cli.kv.pages import DEFAULT_PAGE_SIZE, default_num_pages
 from genai_cli.kv.session import PagedKv
@@ -26,7 +26,7 @@ from genai_cli.package.decoder import LoadedDecoder, load_decoder
 from genai_cli.package.model import ModelPackage
 from genai_cli.package.open import open_package
 from genai_cli.package.prompts import open_chat_template, open_tokenizer
-from genai_cli.runners.base import Runner
+from genai_cli.runners.base import Gate, RowsRunner, Runner
 from genai_cli.runners.native import NativeRunner
 from genai_cli.runners.pipeline import OpenComponent, PipelineRunner, over_components
 from genai_cli.sampling import SamplingOptions
@@ -36,6 +36,7 @@ from genai_cli.text.tokenizer import Tokenizer
 
 BackendName = Literal["native", "ort"]
 Message = dict[str, Any]
+DEFAULT_ROWS = 16  # prompts of a batch that share a step
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,64 @@ class Model:
 
     def ask(self, ask: Ask, on_text: Callable[[str], None] = lambda text: None) -> Answer:
         """Generate; `on_text` gets pieces that are certain, never half a character, never a stop sequence."""
+        request, finish = self._begin(ask, on_text)
+        return finish(run(self.runner, request, self.kv))
+
+    def ask_all(self, asks: Iterable[Callable[[], Ask]], max_rows: int) -> Iterator[tuple[int, Answer | GenaiError]]:
+        """Generate for all, up to `max_rows` in one step (see `rows`). Yields (place among `asks`, answer or what was
+        wrong with that one) as they are finished; with `max_rows` 1 in their order."""
+        failed: list[tuple[int, GenaiError]] = []
+        finish: dict[int, Callable[[Generated], Answer]] = {}
+
+        def requests() -> Iterator[tuple[int, Request]]:
+            for number, make in enumerate(asks):
+                try:
+                    request, finish[number] = self._begin(make(), lambda text: None)
+                except GenaiError as error:
+                    failed.append((number, error))
+                else:
+                    yield number, request
+
+        for number, outcome in self._outcomes(requests(), max_rows):
+            yield from _drained(failed)
+            yield number, outcome if isinstance(outcome, GenaiError) else finish.pop(number)(outcome)
+        yield from _drained(failed)
+
+    def _outcomes(self, requests: Iterator[tuple[int, Request]], max_rows: int) -> Iterator[tuple[int, Outcome]]:
+        if max_rows > 1 and isinstance(self.runner, RowsRunner):
+            yield from generate_rows(self.runner, requests, max_rows, self.kv)
+            return
+        for number, request in requests:
+            try:
+                yield number, run(self.runner, request, self.kv)
+            except GenaiError as error:
+                yield number, error
+
+    def rows(self, wanted: int | None) -> Gate:
+        """Whether prompts of a batch may share a step, and why not. GenaiError when it was asked for and cannot be."""
+        if wanted is not None and wanted < 1:
+            raise GenaiError(f"--batch-size is {wanted}; wanted at least 1")
+        if wanted == 1:
+            return Gate(False, "one prompt after another was asked for")
+        runner = self.runner
+        gate = (
+            runner.supports_rows() if isinstance(runner, RowsRunner) else Gate(False, "this engine runs one sequence")
+        )
+        if wanted is not None and not gate.supported:
+            raise GenaiError(f"--batch-size {wanted} was asked for: {gate.reason}", hint="leave it out")
+        return gate
+
+    def max_rows(self, wanted: int | None) -> int:
+        """Prompts of one step: `wanted`, else as many as half the free memory holds at 4096 tokens, at most 16."""
+        if not self.rows(wanted).supported:
+            return 1
+        if wanted is not None:
+            return wanted
+        row_bytes = self.runner.kv_layout.bytes_per_token * min(self.runner.context_len or 4096, 4096)
+        return max(1, min(DEFAULT_ROWS, available_bytes() // 2 // max(1, row_bytes)))
+
+    def _begin(self, ask: Ask, on_text: Callable[[str], None]) -> tuple[Request, Callable[[Generated], Answer]]:
+        """The request for the loop, and what makes an answer of its result."""
         ids, key = self._with_images(self.encode(ask), ask.images)
         stops = StopMatcher(ask.stops)
         stream = self.tokenizer.stream() if self.package.tokenizer is not None else None
@@ -161,15 +220,21 @@ class Model:
         limits = ask.limits
         if limits.max_new_tokens is None and limits.max_length is None:
             limits = replace(limits, max_length=self.package.search.max_length)
-        generated = generate(
-            self.runner, ids, ask.options, limits, eos_ids=self.package.eos_token_ids, num_logprobs=ask.num_logprobs,
-            on_token=on_token, kv=self.kv, key=key,
-        )  # fmt: skip
-        if stream is not None:
-            send(stops.push(stream.finish()))
-            send(stops.finish())
-        generated.timings.load_s = self.load_s
-        return Answer(generated, "".join(pieces))
+
+        def finish(generated: Generated) -> Answer:
+            if stream is not None:
+                send(stops.push(stream.finish()))
+                send(stops.finish())
+            generated.timings.load_s = self.load_s
+            return Answer(generated, "".join(pieces))
+
+        eos = self.package.eos_token_ids
+        return Request(ids, ask.options, limits, eos, ask.num_logprobs, on_token, key), finish
+
+
+def _drained(failed: list[tuple[int, GenaiError]]) -> Iterator[tuple[int, GenaiError]]:
+    while failed:
+        yield failed.pop(0)
 
 
 def open_model(path: Path, options: OpenOptions | None = None) -> Model:

@@ -96,23 +96,30 @@ class Backend(Protocol):
     def synchronize(self) -> None: ...
 
 
+class KvSequence(Protocol):
+    """What a backend holds of one sequence: its own memory for every slot."""
+
+    @property
+    def capacity(self) -> int: ...
+
+
 @runtime_checkable
 class RowsBackend(Backend, Protocol):
     """A backend that can hold several sequences, and take one token of each in one step."""
 
     @property
-    def sequence(self) -> Any:
+    def sequence(self) -> KvSequence:
         """The sequence that steps, `kv_view` and `kv_write` work on."""
         ...
 
-    def new_sequence(self) -> Any:
+    def new_sequence(self) -> KvSequence:
         """A sequence of its own over the slots made so far; empty, and without memory until it is reserved."""
         ...
 
-    def select(self, sequence: Any) -> None:
+    def select(self, sequence: KvSequence) -> None:
         """Work on this sequence from now on."""
         ...
 
-    def rows(self, sequences: Sequence[Any]) -> AbstractContextManager[None]:
-        """Within, token r of a step is the next one of sequences[r]; each has room for it."""
+    def rows(self, sequences: Sequence[KvSequence], lengths: Sequence[int]) -> AbstractContextManager[None]:
+        """Within, token r of a step is the next one of sequences[r], which holds lengths[r] tokens and has room."""
         ...

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import genai_cli._native as _native
-from genai_cli.backends.base import KvSlot, Tensor
+from genai_cli.backends.base import KvSequence, KvSlot, Tensor
 from genai_cli.errors import GenaiError
 
 ALIGNMENT = 64  # bytes: one cache line, one AVX-512 register
@@ -70,6 +70,11 @@ class CpuSequence:
 
     native: _native.Sequence
     buffers: list[np.ndarray]  # [H_kv, capacity, D] per slot
+
+    @property
+    def capacity(self) -> int:
+        """Tokens every slot holds without growing."""
+        return min((int(buffer.shape[1]) for buffer in self.buffers), default=0)
 
 
 def _words(array: np.ndarray | Tensor) -> str:
@@ -326,16 +331,20 @@ class CpuBackend:
             made.buffers.append(_kv_buffer(slot.num_heads, 0, slot.head_dim, slot.dtype))
         return made
 
-    def select(self, sequence: CpuSequence) -> None:
+    def select(self, sequence: KvSequence) -> None:
         """Work on this sequence from now on."""
+        assert isinstance(sequence, CpuSequence)
         self._sequence, self._state.now = sequence, sequence.native
         for slot, buffer in zip(self._slots, sequence.buffers, strict=True):
             slot.buffer = buffer
 
     @contextmanager
-    def rows(self, sequences: Sequence[CpuSequence]) -> Iterator[None]:
-        """Within, token r of a step is the next one of sequences[r]; each has room for it."""
-        self._state.rows = [sequence.native for sequence in sequences]
+    def rows(self, sequences: Sequence[KvSequence], lengths: Sequence[int]) -> Iterator[None]:
+        """Within, token r of a step is the next one of sequences[r], which holds lengths[r] tokens and has room."""
+        held = [sequence.native for sequence in sequences if isinstance(sequence, CpuSequence)]
+        for native, length in zip(held, lengths, strict=True):
+            native.past_len = length
+        self._state.rows = held
         try:
             yield
         finally:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from genai_cli.backends.base import Backend, Recording, RowsBackend, Tensor
+from genai_cli.backends.base import Backend, KvSequence, Recording, RowsBackend, Tensor
 from genai_cli.engine.arena import Arena
 from genai_cli.engine.feeds import cached_inputs, dynamic, known_inputs, step_inputs
 from genai_cli.engine.plan import Plan
@@ -41,9 +40,9 @@ class Recorded:
 
 @dataclass(eq=False)
 class Seat:
-    """A sequence beside others: what the backend holds of it, and its length while another one is selected."""
+    """A sequence: what the backend holds of it, and its length."""
 
-    sequence: Any
+    sequence: KvSequence | None  # None: the only one of a backend that holds no more
     length: int = 0
 
 
@@ -62,14 +61,22 @@ class Engine:
     def __init__(self, plan: Plan, backend: Backend) -> None:
         self.plan, self.backend = plan, backend
         self.counters = Counters()
-        self.length = 0
         self.slots = [backend.kv_slot(b.num_heads, b.head_dim, b.dtype) for b in plan.io.kv]
         self._states = {state.past: self._zeros(state.shape, state.dtype) for state in plan.io.states}
         self._constants = Constants(backend)
         self._arena = Arena(backend)
         self._recordings: OrderedDict[Key, Recorded] = OrderedDict()
         self.taps: tuple[str, ...] = ()
-        self._seat: Seat | None = None  # the selected one; None: the sequence that was there first
+        self._seat = Seat(backend.sequence if isinstance(backend, RowsBackend) else None)
+
+    @property
+    def length(self) -> int:
+        """Tokens the selected sequence holds."""
+        return self._seat.length
+
+    @length.setter
+    def length(self, length: int) -> None:
+        self._seat.length = length
 
     def _zeros(self, shape: tuple[int, ...], dtype: np.dtype) -> Tensor:
         tensor = self.backend.empty(shape, dtype)
@@ -110,33 +117,44 @@ class Engine:
 
     # -- several sequences -------------------------------------------------------------------------------------------
 
+    @property
+    def selected(self) -> Seat:
+        """The sequence that `step`, `seed`, `kv_rows` and `length` mean."""
+        return self._seat
+
     def seat(self) -> Seat:
         """A new, empty sequence. The backend must be a RowsBackend."""
         return Seat(self._many.new_sequence())
 
     def select(self, seat: Seat) -> None:
         """`step`, `seed`, `kv_rows` and `length` mean this sequence from now on."""
-        if self._seat is not None:
-            self._seat.length = self.length
-        self._many.select(seat.sequence)
-        self._seat, self.length = seat, seat.length
+        if seat is not self._seat and seat.sequence is not None:
+            self._many.select(seat.sequence)
+            self._seat = seat
 
     def step_rows(self, ids: np.ndarray, seats: Sequence[Seat]) -> np.ndarray:
         """Feed ids[r] (int64 [R]) to the sequence of seats[r]; logits [R, V], each row as if it had been fed alone.
 
         The plan must allow it (`engine.rows.mixing`). A failure leaves every length as it was."""
+        held = [self._with_room(seat) for seat in seats]
+        lengths = [seat.length for seat in seats]
+        with self._many.rows(held, lengths):
+            recorded = self._run((len(seats), "rows", ()), Fed(ids, None, np.array(lengths)))
         for seat in seats:
-            self.select(seat)
-            self.backend.set_past_len(self.length)
-            self.backend.reserve(self.length + 1)
-        lengths = np.array([seat.length for seat in seats])
-        with self._many.rows([seat.sequence for seat in seats]):
-            recorded = self._run((len(seats), "rows", ()), Fed(ids, None, lengths))
-        for seat in seats:
-            self.select(seat)
-            self.length += 1
+            seat.length += 1
         logits = self._read(recorded.outputs[self.plan.io.logits])
         return logits.reshape(len(seats), -1)
+
+    def _with_room(self, seat: Seat) -> KvSequence:
+        if seat.sequence is None:
+            raise GenaiError("a sequence without memory of its own cannot be a row")
+        if seat.sequence.capacity <= seat.length:
+            before = self._seat
+            self.select(seat)
+            self.backend.set_past_len(seat.length)  # first: growth keeps past_len rows
+            self.backend.reserve(seat.length + 1)
+            self.select(before)
+        return seat.sequence
 
     @property
     def _many(self) -> RowsBackend:

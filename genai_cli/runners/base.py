@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -85,3 +86,20 @@ class Runner(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class RowsRunner(Runner, Protocol):
+    """A decoder that holds several sequences and can feed one token to each of them in one step."""
+
+    def supports_rows(self) -> Gate:
+        """Whether sequences can share a step, and why not."""
+        ...
+
+    def seat(self) -> Runner:
+        """A new, empty sequence with KV of its own; weights and recordings are shared."""
+        ...
+
+    def step_rows(self, ids: np.ndarray, seats: Sequence[Runner]) -> np.ndarray:
+        """Feed ids[r] (int64 [R]) to seats[r], made by `seat`. f32 logits [R, V], each row as if it were alone."""
+        ...

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
 from genai_cli import __version__
-from genai_cli.backends.base import Backend
+from genai_cli.backends.base import Backend, RowsBackend
 from genai_cli.engine.engine import Engine
 from genai_cli.engine.plan import make_plan
+from genai_cli.engine.rows import mixing
 from genai_cli.errors import GenaiError
 from genai_cli.graph.exact import exact as exact_graph
 from genai_cli.graph.io import DecoderIo, decoder_io
 from genai_cli.graph.ir import Graph
 from genai_cli.kv.layout import KvComponent, KvLayout, KvRows
-from genai_cli.runners.base import Gate, LogitsMode, RunnerInfo, StateSnapshot
+from genai_cli.runners.base import Gate, LogitsMode, Runner, RunnerInfo, StateSnapshot
 
 PREFILL_CHUNK = 512  # tokens fed at once: bounds activation memory; results do not depend on it
 Transform = Callable[[Graph], Graph]
@@ -157,6 +159,94 @@ class NativeRunner:
             return self._engine.step(np.asarray(ids), None, "all")
         finally:
             self._engine.tap(())
+
+    def supports_rows(self) -> Gate:
+        """Whether one step can serve several sequences, as proved on the plan."""
+        if not isinstance(self._backend, RowsBackend):
+            return Gate(False, f"the backend `{self._backend.name}` holds one sequence")
+        if self._engine.plan.io.inputs_embeds:
+            return Gate(False, "the decoder reads embeddings")
+        reason = mixing(self._engine.plan)
+        return Gate(not reason, reason or "tokens of a step meet only in attention")
+
+    def seat(self) -> NativeSeat:
+        """A new, empty sequence beside the others."""
+        return NativeSeat(self)
+
+    def step_rows(self, ids: np.ndarray, seats: Sequence[Runner]) -> np.ndarray:
+        """Feed ids[r] to seats[r]; f32 logits [R, V]."""
+        own = [seat.held for seat in seats if isinstance(seat, NativeSeat)]
+        full = [seat.length for seat in own if self.context_len is not None and seat.length >= self.context_len]
+        if full:
+            raise GenaiError(f"{full[0]} + 1 tokens do not fit into the context of {self.context_len}")
+        return self._engine.step_rows(np.asarray(ids), own).astype(np.float32)
+
+    def close(self) -> None:
+        """Nothing to free that the garbage collector does not."""
+
+
+class NativeSeat:
+    """One sequence of a NativeRunner beside others: the runner protocol, on KV of its own."""
+
+    def __init__(self, runner: NativeRunner) -> None:
+        self._runner = runner
+        self.held = runner.engine.seat()
+        self.kv_layout, self.context_len, self.vocab_size = runner.kv_layout, runner.context_len, runner.vocab_size
+
+    @contextmanager
+    def _selected(self) -> Iterator[NativeRunner]:
+        """The runner, working on this sequence; afterwards on the one it worked on before."""
+        engine = self._runner.engine
+        before = engine.selected
+        engine.select(self.held)
+        try:
+            yield self._runner
+        finally:
+            engine.select(before)
+
+    @property
+    def length(self) -> int:
+        """Tokens whose KV is held."""
+        return self.held.length
+
+    @property
+    def info(self) -> RunnerInfo:
+        """What really runs."""
+        return self._runner.info
+
+    def reset(self) -> None:
+        """Length 0."""
+        with self._selected() as runner:
+            runner.reset()
+
+    def step(self, ids: np.ndarray, *, embeds: np.ndarray | None = None, logits: LogitsMode = "last") -> np.ndarray:
+        """Feed T tokens of this sequence alone."""
+        with self._selected() as runner:
+            return runner.step(ids, embeds=embeds, logits=logits)
+
+    def kv_rows(self, start: int, stop: int) -> KvRows:
+        """Present KV of positions [start, stop)."""
+        with self._selected() as runner:
+            return runner.kv_rows(start, stop)
+
+    def seed(self, rows: KvRows, state: StateSnapshot | None = None) -> None:
+        """Replace everything held."""
+        with self._selected() as runner:
+            runner.seed(rows, state)
+
+    def rewind(self, length: int) -> None:
+        """Keep the first `length` tokens."""
+        with self._selected() as runner:
+            runner.rewind(length)
+
+    def snapshot_state(self) -> StateSnapshot:
+        """[]: decoders with states have no seats."""
+        with self._selected() as runner:
+            return runner.snapshot_state()
+
+    def supports_paged_kv(self) -> Gate:
+        """As the runner's."""
+        return self._runner.supports_paged_kv()
 
     def close(self) -> None:
         """Nothing to free that the garbage collector does not."""
