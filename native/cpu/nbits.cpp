@@ -16,7 +16,12 @@
 namespace genai::GENAI_ISA {
 namespace {
 
-constexpr int kTile = 4;  // rows that share an unpacked panel
+// Rows that share an unpacked panel.
+#if defined(__AVX512F__)
+constexpr int kTile = 8;
+#else
+constexpr int kTile = 4;
+#endif
 
 struct IntRowsTag;
 struct RowsTag;
@@ -25,31 +30,58 @@ struct WideTag;
 
 // Rows of A as int8, with what the zero points need.
 struct IntRows {
-  int8_t* levels;  // [M, blocks * block_size]
-  float* scales;   // [M, blocks]
-  int32_t* sums;   // [M, blocks]
+  int8_t* levels;   // [M, blocks * block_size]
+  float* scales;    // [M, blocks]
+  int32_t* starts;  // [M, blocks]: minus the sum of the block's levels, times the zero point where all share one
 };
 
-void quantize_block(const float* x, int64_t count, int64_t size, int8_t* levels, float& scale, int32_t& sum) {
-  float largest = 0;
-  for (int64_t i = 0; i < count; ++i) largest = std::max(largest, std::fabs(x[i]));
-  scale = largest / 127.0f;
+// Sixteen levels as bytes.
+inline void store_bytes(int8_t* to, const m16& levels) {
+#if defined(__AVX512F__)
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(reinterpret_cast<__m512i>(levels.part[0])));
+#else
+  int32_t wide[kLanes];
+  std::memcpy(wide, &levels, sizeof(wide));
+  for (int i = 0; i < kLanes; ++i) to[i] = static_cast<int8_t>(wide[i]);
+#endif
+}
+
+inline int32_t sum_lanes(const m16& x) {
+  int32_t lanes[kLanes], sum = 0;
+  std::memcpy(lanes, &x, sizeof(lanes));
+  for (int32_t lane : lanes) sum += lane;
+  return sum;
+}
+
+// Rounds a block of `count` elements, padded with zeros to `size`, a multiple of 16; returns the sum of its levels.
+int32_t quantize_block(const float* x, int64_t count, int64_t size, int8_t* levels, float& scale) {
+  constexpr float kRound = 12582912.0f;       // 1.5 * 2^23: adding it leaves the integer, rounded half to even,
+  constexpr int32_t kRoundBits = 0x4b400000;  // in the low bits
+  auto at = [&](int64_t i) {
+    return i + kLanes <= count ? load(x + i) : load_part(x + i, std::max<int64_t>(0, count - i));
+  };
+  v16 top = all(0.0f);
+  for (int64_t i = 0; i < size; i += kLanes) {
+    v16 value = at(i);
+    top = larger(larger(value, -value), top);  // NaN is never larger
+  }
+  scale = max_lanes(top) / 127.0f;
   float inverse = scale == 0 ? 0.0f : 1.0f / scale;
-  sum = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding and subtracting it rounds half to even
-    int32_t level = static_cast<int32_t>((x[i] * inverse + kRound) - kRound);
-    levels[i] = static_cast<int8_t>(level);
+  m16 sum{};
+  for (int64_t i = 0; i < size; i += kLanes) {
+    m16 level = float_as_bits(at(i) * inverse + kRound) - kRoundBits;
+    store_bytes(levels + i, level);
     sum += level;
   }
-  std::fill(levels + count, levels + size, int8_t{0});
+  return sum_lanes(sum);
 }
 
 void quantize_row(const PackedWeights& w, const float* x, int64_t row, const IntRows& to) {
   for (int64_t b = 0; b < w.num_blocks; ++b) {
     int64_t first = b * w.block_size, at = row * w.num_blocks + b;
     int64_t count = std::min(w.block_size, w.k - first);
-    quantize_block(x + first, count, w.block_size, to.levels + at * w.block_size, to.scales[at], to.sums[at]);
+    int32_t sum = quantize_block(x + first, count, w.block_size, to.levels + at * w.block_size, to.scales[at]);
+    to.starts[at] = w.int_zeros.empty() ? -w.zero * sum : -sum;
   }
 }
 
@@ -121,46 +153,56 @@ inline P load_lanes(const void* from) {
   return made;
 }
 
-// kRows rows of A with one panel: integer sums block by block.
+// Where the integer sums of a row's block begin: what the zero points take off.
+inline m16 start_of(const PackedWeights& w, int32_t start, int64_t at) {
+  return w.int_zeros.empty() ? m16::all(start) : load_lanes<m16>(w.int_zeros.data() + at) * start;
+}
+
+// kRows rows of A with one panel: integer sums block by block. Few rows add up in two chains, or the latency shows.
 template <int kRows>
 void panel_int(const PackedWeights& w, const IntRows& rows, int64_t first, int64_t panel, float* out) {
+  constexpr bool kTwo = kRows < 4;
   v16 totals[kRows];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) totals[r] = all(0.0f);
   const uint8_t* levels = w.levels.data() + panel * w.panel_bytes();
   int64_t groups = w.groups(), stride = w.num_blocks * w.block_size;
   for (int64_t b = 0; b < w.num_blocks; ++b) {
-    m16 even[kRows], odd[kRows];
-#pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) even[r] = odd[r] = m16{};
+    int64_t at = (panel * w.num_blocks + b) * 16;
+    m16 even[kRows], odd[kTwo ? kRows : 1];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      even[r] = start_of(w, rows.starts[(first + r) * w.num_blocks + b], at);
+      if constexpr (kTwo) odd[r] = m16{};
+    }
     const int8_t* x = rows.levels + first * stride + b * w.block_size;
     if (w.bits == 4) {
       for (int64_t g = 0; g < groups; ++g, levels += 64, x += 8) {
         Bytes both = load_bytes(levels), low = both & uint8_t{15}, high = (both >> 4) & uint8_t{15};
-#pragma GCC unroll 4
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) even[r] = dot_four<true>(even[r], low, four_at(x + r * stride));
+#pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
-          even[r] = dot_four<true>(even[r], low, four_at(x + r * stride));
-          odd[r] = dot_four<true>(odd[r], high, four_at(x + r * stride + 4));
+          m16& sum = kTwo ? odd[kTwo ? r : 0] : even[r];
+          sum = dot_four<true>(sum, high, four_at(x + r * stride + 4));
         }
       }
     } else {
       for (int64_t g = 0; g < groups; ++g, levels += 64, x += 4) {
         Bytes bytes = load_bytes(levels);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) even[r] = dot_four<false>(even[r], bytes, four_at(x + r * stride));
       }
     }
-    int64_t at = (panel * w.num_blocks + b) * 16;
     v16 scale = load(w.scales.data() + at);
-    m16 zero = w.int_zeros.empty() ? m16::all(w.zero) : load_lanes<m16>(w.int_zeros.data() + at);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      int64_t row = (first + r) * w.num_blocks + b;
-      m16 sum = even[r] + odd[r] - zero * rows.sums[row];
-      totals[r] = multiply_add(as_float(sum), scale * rows.scales[row], totals[r]);
+      m16 sum = even[r];
+      if constexpr (kTwo) sum += odd[r];
+      totals[r] = multiply_add(as_float(sum), scale * rows.scales[(first + r) * w.num_blocks + b], totals[r]);
     }
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) store(out + r * 16, totals[r]);
 }
 
@@ -208,10 +250,15 @@ struct Problem {
   std::shared_ptr<const PackedWeights> w;
   Tensor a, bias, y;
   int64_t m = 0;
+  bool plain = false;  // sums are the f32 output
 };
 
 void write_panel(const Problem& p, int64_t panel, int64_t row, float* sums) {
   int64_t count = std::min<int64_t>(16, p.w->n - panel * 16);
+  if (p.plain && count == kLanes) {
+    std::memcpy(static_cast<float*>(p.y.data) + row * p.w->n + panel * 16, sums, sizeof(float) * kLanes);
+    return;
+  }
   if (p.bias) {
     float bias[16];
     read_block(p.bias.data, p.bias.dtype, panel * 16, count, bias);
@@ -231,16 +278,20 @@ int64_t grain_of(const Problem& p) {
   return std::max<int64_t>(1, kWorth / std::max<int64_t>(1, p.m * p.w->k * 16));
 }
 
+using PanelInt = void (*)(const PackedWeights&, const IntRows&, int64_t, int64_t, float*);
+
+template <int... kRows>
+PanelInt panel_int_for(int64_t rows, std::integer_sequence<int, kRows...>) {
+  static constexpr PanelInt kernels[] = {panel_int<kRows + 1>...};
+  return kernels[rows - 1];
+}
+
 void int_panel(const Problem& p, const IntRows& rows, int64_t panel) {
   float sums[kTile * 16];
-  int64_t row = 0;
-  for (; row + kTile <= p.m; row += kTile) {
-    panel_int<kTile>(*p.w, rows, row, panel, sums);
-    for (int r = 0; r < kTile; ++r) write_panel(p, panel, row + r, sums + r * 16);
-  }
-  for (; row < p.m; ++row) {
-    panel_int<1>(*p.w, rows, row, panel, sums);
-    write_panel(p, panel, row, sums);
+  for (int64_t row = 0; row < p.m; row += kTile) {
+    int64_t count = std::min<int64_t>(kTile, p.m - row);
+    panel_int_for(count, std::make_integer_sequence<int, kTile>())(*p.w, rows, row, panel, sums);
+    for (int64_t r = 0; r < count; ++r) write_panel(p, panel, row + r, sums + r * 16);
   }
 }
 
@@ -315,6 +366,7 @@ Step matmul_nbits(const Args& args) {
     refuse("MatMulNBits: A is " + describe(p.a) + ", K " + std::to_string(k));
   if (p.bias && p.bias.size() != n) refuse("MatMulNBits: bias is " + describe(p.bias) + ", wanted N elements");
   p.m = k ? p.a.size() / k : 0;
+  p.plain = p.y.dtype == DType::f32 && !p.bias;
   if (p.y.size() != p.m * n) refuse("MatMulNBits: the output is " + describe(p.y) + ", wanted M * N elements");
   Tensor zeros = optional_input(args, 3);
   p.w = packed(args.in[1], args.in[2], zeros, n, k, bits, block_size);
