@@ -462,6 +462,10 @@ def bench(
     ] = None,
     max_regression: Annotated[str, typer.Option(help="Loss of speed that --compare allows.")] = "15%",
     profile: Annotated[bool, typer.Option("--profile", help="Time per op of native instead, and --trace.")] = False,
+    micro: Annotated[
+        bool, typer.Option("--micro", help="Kernels, sampling, pages and text one by one instead.")
+    ] = False,
+    only: Annotated[str, typer.Option(help="Of --micro, names that match: 'MatMul*'.")] = "*",
     trace: Annotated[Path, typer.Option(help="Where --profile writes its trace, for Perfetto.")] = Path("trace.json"),
     json_: JsonOpt = False,
     threads: ThreadsOpt = None,
@@ -481,6 +485,8 @@ def bench(
     )  # fmt: skip
     if profile:
         return _profile(console, model, options, threads, trace, json_)
+    if micro:
+        return _micro(console, model, options, threads, only, json_)
     with console.progress(f"bench {model.name}") as tick:
         report = run(model, options, _place("cpu", threads), _isa(), tick)
     if json_:
@@ -507,6 +513,19 @@ def _profile(
         console.talk(table.profile_title(report, section))
         console.table("", table.PROFILE_COLUMNS, table.profile_rows(section))
     console.talk(f"trace: {trace} (open it at https://ui.perfetto.dev)")
+
+
+def _micro(console: Console, model: Path, options: BenchOptions, threads: int | None, only: str, json_: bool) -> None:
+    from genai_cli.bench import table
+    from genai_cli.bench.open import micro
+    from genai_cli.report.json import dumps
+
+    with console.progress(f"micro {model.name}") as tick:
+        report = micro(model, options, _place("cpu", threads), _isa(), only, tick)
+    if json_:
+        console.data(dumps(report))
+    console.talk(table.micro_title(report))
+    console.table("", table.MICRO_COLUMNS, table.micro_rows(report))
 
 
 def _lengths(option: str, text: str) -> tuple[int, ...]:

@@ -12,6 +12,8 @@ from genai_cli.backends.cpu import CpuBackend
 from genai_cli.bench import peer
 from genai_cli.bench.energy import open_joules
 from genai_cli.bench.machine import Ceilings, ceilings, kv_bytes_per_token, weight_bytes_per_token
+from genai_cli.bench.micro import MicroReport
+from genai_cli.bench.micro_run import run_micro
 from genai_cli.bench.profile import ProfileReport, operations, profile
 from genai_cli.bench.report import BenchReport, Parity
 from genai_cli.bench.session import Progress, Subject, Tools, bench
@@ -81,6 +83,14 @@ def run_profile(
     context_len = load_decoder(open_package(model)).context_len
     found = phases(context_len, options.prompts, options.contexts, options.n_new)
     return profile(model, found, _native_options(place, isa), options.seed, trace, progress)
+
+
+def micro(
+    model: Path, options: BenchOptions, place: Place, isa: str | None, only: str, progress: Progress
+) -> MicroReport:  # fmt: skip
+    """Kernels of the first prefill and of a step behind the last context, and what lies between kernels."""
+    lengths = options.prompts[0], options.contexts[-1]
+    return run_micro(model, _native_options(place, isa), lengths, only, options.seed, progress)
 
 
 def _ceilings(place: Place, isa: str | None) -> Ceilings:

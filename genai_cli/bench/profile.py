@@ -108,7 +108,7 @@ def profile(
 ) -> ProfileReport:
     """Profile prefill and decode of a package on native; `trace` gets every span. GenaiError off the CPU."""
     runner = open_model(model, options).runner
-    subject = _subject(runner)
+    subject = profiled(runner)
     sections, steps = [], []
     for phase in phases:
         if phase.kind in ("prefill", "decode") and phase.is_timed:
@@ -121,7 +121,8 @@ def profile(
     return ProfileReport(str(model), runner.info.threads, subject.backend.description, sections)
 
 
-def _subject(runner: object) -> Profiled:
+def profiled(runner: object) -> Profiled:
+    """Native's engine and backend behind a runner. GenaiError for other engines and devices."""
     if not isinstance(runner, NativeRunner | PipelineRunner):
         raise GenaiError("--profile shows the native engine's steps")
     decoder = runner.decoder if isinstance(runner, PipelineRunner) else runner
@@ -133,7 +134,7 @@ def _subject(runner: object) -> Profiled:
 def operations(model: Path, options: OpenOptions, lengths: Sequence[int], seed: int) -> dict[int, Operations]:
     """Of a prefill of each length, as native runs it: products with int8 activations, and all others."""
     runner = open_model(model, options).runner
-    subject = _subject(runner)
+    subject = profiled(runner)
     made = {}
     for length in lengths:
         runner.reset()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from genai_cli.bench.compare import Change
+from genai_cli.bench.micro import MicroReport
 from genai_cli.bench.profile import ProfileReport, Row, Section
 from genai_cli.bench.report import BenchReport, Ratio, Result
 
@@ -132,3 +133,33 @@ def _profile_row(op: str, row: Row) -> list[str]:
         op, row.shape, f"{row.calls:g}", f"{row.ms:.3f}", f"{row.share:.1%}", _shown(row.gb_s, "{:.1f}"),
         _shown(row.gflop_s, "{:.0f}"),
     ]  # fmt: skip
+
+
+MICRO_COLUMNS = ["name", "shape", "native", "p5–p95", "GB/s", "Gop/s", "a second", "ort", "ort / native"]
+
+
+def micro_title(report: MicroReport) -> str:
+    """Model and ceilings."""
+    machine = report.ceilings
+    return (
+        f"{report.model}: {report.threads} threads, {report.isa}; ceilings: read {machine.read_gb_s:.1f} GB/s, f32 "
+        f"{machine.float_gop_s:.0f} Gop/s, int8 {machine.byte_gop_s:.0f} Gop/s"
+    )
+
+
+def micro_rows(report: MicroReport) -> list[list[str]]:
+    """One row a case."""
+    return [
+        [
+            found.name, found.shape, _time(found.native_s.median),
+            f"{_time(found.native_s.p5)}–{_time(found.native_s.p95)}", _shown(found.gb_s, "{:.1f}"),
+            _shown(found.gop_s, "{:.0f}"), _shown(found.items_s, "{:,.0f} ") + (found.items if found.items_s else ""),
+            _time(found.ort_s.median) if found.ort_s else found.ort_reason and f"n/a: {found.ort_reason}",
+            f"{found.ratio.median:.2f}× ({found.ratio.p5:.2f}–{found.ratio.p95:.2f})" if found.ratio else "",
+        ]
+        for found in report.results
+    ]  # fmt: skip
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"

@@ -208,19 +208,30 @@ def _widen_attribute(attr: onnx.AttributeProto, files: ExternalFiles) -> None:
 
 def one_node_model(
     op_type: str, domain: str, opsets: Mapping[str, int], inputs: Sequence[np.ndarray | None], attrs: Mapping[str, Any],
-    num_outputs: Sequence[bool], constants: frozenset[int] = frozenset(),
+    num_outputs: Sequence[bool], constants: frozenset[int] = frozenset(), copies: int = 1,
 ) -> tuple[bytes, dict[str, np.ndarray]]:  # fmt: skip
-    """A model of one node, and its feeds. Inputs in `constants` are weights; outputs are y0, y1, … where wanted."""
-    names = [f"x{i}" if array is not None else "" for i, array in enumerate(inputs)]
-    given = {name: array for name, array in zip(names, inputs, strict=True) if array is not None}
-    feeds = {name: array for name, array in given.items() if int(name[1:]) not in constants}
-    outputs = [f"y{i}" if wanted else "" for i, wanted in enumerate(num_outputs)]
-    node = helper.make_node(op_type, names, outputs, domain=domain, **_onnx_attrs(attrs))
+    """A model of one node (or of equal ones beside each other, each with inputs of its own), and its feeds. Inputs in
+    `constants` are weights; outputs are y0, y1, … where wanted, those of further copies y0_1, …"""
+    ends = ["", *(f"_{copy}" for copy in range(1, copies))]
+    given = {f"x{i}{end}": array for end in ends for i, array in enumerate(inputs) if array is not None}
+    weights = {f"x{i}{end}" for end in ends for i in constants}
+    feeds = {name: array for name, array in given.items() if name not in weights}
+    outputs = [[f"y{i}{end}" if wanted else "" for i, wanted in enumerate(num_outputs)] for end in ends]
+    nodes = [
+        helper.make_node(
+            op_type,
+            [f"x{i}{end}" if array is not None else "" for i, array in enumerate(inputs)],
+            names,
+            domain=domain,
+            **_onnx_attrs(attrs),
+        )
+        for end, names in zip(ends, outputs, strict=True)
+    ]
     graph = helper.make_graph(
-        [node],
+        nodes,
         "one_node",
         [helper.make_tensor_value_info(name, _CODES[array.dtype], array.shape) for name, array in feeds.items()],
-        [onnx.ValueInfoProto(name=name) for name in outputs if name],
+        [onnx.ValueInfoProto(name=name) for names in outputs for name in names if name],
         [_tensor_proto(array, name) for name, array in given.items() if name not in feeds],
     )
     imports = [helper.make_opsetid(name, version) for name, version in {"": 21, **opsets}.items()]

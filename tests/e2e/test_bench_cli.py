@@ -111,11 +111,23 @@ def test_profile(tmp_path):
     assert "timing it costs" in done.stderr
 
 
+def test_micro():
+    done = genai(LLAMA, *QUICK, "--micro", "--only", "*.[ma]*", "--json")
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout)
+    assert made["schema"] == "genai.micro/1"
+    names = {found["name"] for found in made["results"]}
+    assert {"sample.min-p-0.05", "pages.mirror", "pages.allocate-release"} <= names
+    assert all(found["native_s"]["median"] > 0 for found in made["results"])
+    assert "pages.mirror" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
         (("--vs", "llama.cpp"), "wanted ort"),
         (("--prompt-tokens", "0"), "--prompt-tokens"),
+        (("--micro", "--only", "nothing"), "names no micro-benchmark"),
         (("--max-regression", "x"), "--max-regression"),
         (("--compare", "missing.json"), "missing.json"),
     ],
