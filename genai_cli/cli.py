@@ -454,6 +454,9 @@ def bench(
     prompt_tokens: Annotated[str, typer.Option(help="Prefill lengths, cut to the context.")] = "128,512",
     context_tokens: Annotated[str, typer.Option(help="Contexts to decode behind, cut likewise.")] = "64,1024",
     new_tokens: Annotated[int, typer.Option(min=0, help="Tokens of a decode trial.")] = 32,
+    batch: Annotated[int, typer.Option(min=0, help="Prompts of the phase batch (64 to 512 tokens); 0: none.")] = 16,
+    batch_tokens: Annotated[int, typer.Option(min=1, help="New tokens of each.")] = 128,
+    phases: Annotated[str, typer.Option(help="Which to measure.")] = "load,prefill,decode,batch",
     rounds: Annotated[int, typer.Option(min=1, help="Times native, ort, ort, native.")] = 2,
     seed: Annotated[int, typer.Option(min=0, help="Of the ids.")] = 0,
     parity: Annotated[bool, typer.Option(help="Without it no ratio is shown.")] = True,
@@ -473,6 +476,7 @@ def bench(
 ) -> None:
     """Measure load, prefill and decode; a ratio only where parity vouches for it."""
     from genai_cli.bench import table
+    from genai_cli.bench.batch import BatchSize
     from genai_cli.bench.compare import parse_percent, read_report
     from genai_cli.bench.open import BenchOptions, run
     from genai_cli.report.json import dumps
@@ -481,7 +485,7 @@ def bench(
     allowed, old = parse_percent(max_regression), None if compare is None else read_report(compare)
     options = BenchOptions(
         tuple(vs or ()), _lengths("--prompt-tokens", prompt_tokens), _lengths("--context-tokens", context_tokens),
-        new_tokens, rounds, seed, parity, _cache_dir(),
+        new_tokens, rounds, _phases(phases), BatchSize(batch, n_new=batch_tokens), seed, parity, _cache_dir(),
     )  # fmt: skip
     if profile:
         return _profile(console, model, options, threads, trace, json_)
@@ -526,6 +530,15 @@ def _micro(console: Console, model: Path, options: BenchOptions, threads: int | 
         console.data(dumps(report))
     console.talk(table.micro_title(report))
     console.table("", table.MICRO_COLUMNS, table.micro_rows(report))
+
+
+def _phases(text: str) -> tuple[str, ...]:
+    from genai_cli.bench.open import PHASES
+
+    found = tuple(part.strip() for part in text.split(","))
+    if unknown := [part for part in found if part not in PHASES]:
+        raise GenaiError(f"--phases: `{unknown[0]}` is none of {', '.join(PHASES)}", hint="--phases prefill,decode")
+    return found
 
 
 def _lengths(option: str, text: str) -> tuple[int, ...]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from genai_cli.backends.cpu import CpuBackend
 from genai_cli.bench import peer
+from genai_cli.bench.batch import ALONE, BatchArm, BatchFound, BatchSize, NativeBatch, bench_batch
 from genai_cli.bench.energy import open_joules
 from genai_cli.bench.machine import Ceilings, ceilings, kv_bytes_per_token, weight_bytes_per_token
 from genai_cli.bench.micro import MicroReport
@@ -17,7 +18,7 @@ from genai_cli.bench.micro_run import run_micro
 from genai_cli.bench.profile import ProfileReport, operations, profile
 from genai_cli.bench.report import BenchReport, Parity
 from genai_cli.bench.session import Progress, Subject, Tools, bench
-from genai_cli.bench.trials import Arm, Meters, draw_ids, phases
+from genai_cli.bench.trials import Arm, Meters, Phase, draw_ids, of_kinds, phases
 from genai_cli.checks import session
 from genai_cli.checks.parity import Settings
 from genai_cli.checks.target import Place
@@ -27,6 +28,7 @@ from genai_cli.package.decoder import LoadedDecoder, load_decoder
 from genai_cli.package.open import open_package
 
 PEERS = ("ort", peer.NAME)
+PHASES = ("load", "prefill", "decode", "batch")
 PARITY_STEPS = 8
 PARITY_TOKENS = 64  # of the first prefill's ids
 
@@ -40,6 +42,8 @@ class BenchOptions:
     contexts: tuple[int, ...] = (64, 1024)
     n_new: int = 32
     rounds: int = 2
+    phases: tuple[str, ...] = PHASES
+    batch: BatchSize = field(default_factory=BatchSize)
     seed: int = 0
     parity: bool = True
     cache_dir: Path | None = None
@@ -58,21 +62,40 @@ def run(model: Path, options: BenchOptions, place: Place, isa: str | None, progr
     subject = open_subject(model, options, place, isa)
     joules, energy = open_joules()
     tools = Tools(
-        lambda: _ceilings(place, isa),
-        peak_rss_bytes,
-        _parity(subject, options, place, progress),
-        Meters(joules=joules),
-        energy,
-    )
+        lambda: _ceilings(place, isa), peak_rss_bytes, _parity(subject, options, place, progress),
+        Meters(joules=joules), energy,
+    )  # fmt: skip
+    if "batch" in options.phases and options.batch.count:
+        tools = replace(tools, batch=lambda parity: _batch(subject, options, place, isa, tools, parity, progress))
     native = _arm("native", model, place.threads, isa)
     peers = [_peer(name, subject, place.threads) for name in dict.fromkeys(options.peers)]
     return bench(subject, native, peers, tools, seed=options.seed, rounds=options.rounds, progress=progress)
 
 
+def _batch(
+    subject: Subject, options: BenchOptions, place: Place, isa: str | None, tools: Tools, parity: Parity,
+    progress: Progress,
+) -> BatchFound:  # fmt: skip
+    """Native in shared steps, native one after another, and the peer that has batches."""
+    package = open_package(subject.model)
+    engine, rows = _native_options(place, isa), options.batch.count
+    arms = [
+        BatchArm("native", rows, lambda: NativeBatch(open_model(subject.model, engine), rows)),
+        BatchArm(ALONE, 1, lambda: NativeBatch(open_model(subject.model, engine), 1)),
+    ]
+    if peer.NAME in options.peers:
+        pad = package.pad_token_id
+        arms.append(BatchArm(peer.NAME, rows, lambda: peer.PeerBatch(subject.model, place.threads, pad)))
+    size = options.batch.cut_to(load_decoder(package).context_len)
+    return bench_batch(
+        arms, size, subject.vocab_size, tools.meters, tools.settle, seed=options.seed, parity=parity, progress=progress
+    )  # fmt: skip
+
+
 def _peer(name: str, subject: Subject, threads: int) -> Arm:
     if name != peer.NAME:
         return _arm("ort", subject.model, threads, None)
-    capacity = max(phase.num_ids for phase in subject.phases)
+    capacity = max((phase.num_ids for phase in subject.phases), default=1)
     return Arm(name, lambda: peer.PeerRunner(subject.model, threads, capacity))
 
 
@@ -105,10 +128,10 @@ def open_subject(model: Path, options: BenchOptions, place: Place, isa: str | No
     """Lengths cut to the context, what a token reads and what a prefill computes."""
     package = open_package(model)
     decoder = load_decoder(package)
-    found = phases(decoder.context_len, options.prompts, options.contexts, options.n_new)
+    found = of_kinds(phases(decoder.context_len, options.prompts, options.contexts, options.n_new), options.phases)
     lengths = [phase.n_prompt for phase in found if phase.kind == "prefill"]
     done = operations(model, _native_options(place, isa), lengths, options.seed)
-    return Subject(model, place.description, found, _traffic(decoder), done, package.vocab_size or 0)
+    return Subject(model, place.description, place.threads, found, _traffic(decoder), done, package.vocab_size or 0)
 
 
 def _traffic(decoder: LoadedDecoder) -> Callable[[int], int | None]:
@@ -123,7 +146,7 @@ def _arm(name: BackendName, model: Path, threads: int, isa: str | None) -> Arm:
 
 def _parity(subject: Subject, options: BenchOptions, place: Place, progress: Progress) -> Callable[[], Parity]:
     """Random ids like those that were timed, through `genai parity`."""
-    prefill = next(phase for phase in subject.phases if phase.kind == "prefill")
+    prefill = Phase("prefill", options.prompts[0])
 
     def judged() -> Parity:
         if not options.parity:

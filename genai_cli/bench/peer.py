@@ -82,5 +82,39 @@ class PeerRunner:
         del self._generator, self._model
 
 
+class PeerBatch:
+    """All prompts in one generator, padded on the right, where the library tells padding by its id."""
+
+    def __init__(self, folder: Path, threads: int, pad_token_id: int | None) -> None:
+        if pad_token_id is None:
+            raise GenaiError(f"{NAME} pads a batch, and the package names no pad token")
+        self._pad = pad_token_id
+        self._library, self._model, self.threads = library(), open_peer_model(folder, threads), threads
+
+    def answer(self, prompts: list[list[int]], n_new: int) -> list[list[int]]:
+        """Greedy, `n_new` tokens for each."""
+        longest = max(map(len, prompts))
+        params = self._library.GeneratorParams(self._model)
+        total = longest + n_new
+        params.set_search_options(
+            max_length=total, min_length=total, batch_size=len(prompts), do_sample=False
+        )  # fmt: skip
+        padded = np.array([ids + [self._pad] * (longest - len(ids)) for ids in prompts], np.int32)
+        try:
+            generator = self._library.Generator(self._model, params)
+            generator.append_tokens(padded)
+            answers = []
+            for _ in range(n_new):
+                generator.generate_next_token()
+                answers.append(np.array(generator.get_next_tokens()))
+        except RuntimeError as error:
+            raise GenaiError(f"{NAME}: {_first_line(error)}") from None
+        return [[int(token) for token in row] for row in np.array(answers).T]
+
+    def close(self) -> None:
+        """Free the model."""
+        del self._model
+
+
 def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0][:200]

@@ -12,6 +12,7 @@ from genai_cli.bench.machine import Ceilings, Operations
 from genai_cli.bench.trials import Phase, Trial
 
 SCHEMA = "genai.bench/1"
+Difference = Literal["none", "faster", "slower"]
 Parity = Literal["passed", "failed", "not run"]
 
 
@@ -68,7 +69,7 @@ class Ratio:
     median: float
     p5: float
     p95: float
-    difference: Literal["none", "faster", "slower"]
+    difference: Difference
 
 
 @dataclass(frozen=True)
@@ -158,12 +159,17 @@ def paired_neighbours(trials: Sequence[Trial]) -> list[float]:
 def ratio(phase: Phase, a: Sequence[Trial], b: Sequence[Trial], floor: float) -> Ratio:
     """The paired ratio; a difference inside the noise floor, or an interval with 1 in it, is none."""
     found = spread(paired(a, b))
-    noisy = max(found.median, 1 / found.median) - 1 <= floor or found.p5 <= 1 <= found.p95
-    difference: Literal["none", "faster", "slower"] = "faster" if found.median > 1 else "slower"
     return Ratio(
         phase.kind, phase.n_prompt, phase.n_context, a[0].arm, b[0].arm, found.median, found.p5, found.p95,
-        "none" if noisy else difference,
+        difference_of(found, floor),
     )  # fmt: skip
+
+
+def difference_of(found: Spread, floor: float) -> Difference:
+    """What a ratio of this spread says beyond the noise."""
+    if max(found.median, 1 / found.median) - 1 <= floor or found.p5 <= 1 <= found.p95:
+        return "none"
+    return "faster" if found.median > 1 else "slower"
 
 
 def unequal(a: Sequence[Trial], b: Sequence[Trial]) -> str | None:

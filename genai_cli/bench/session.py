@@ -6,11 +6,12 @@ import gc
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
+from genai_cli.bench.batch import BatchFound
 from genai_cli.bench.machine import Ceilings, Operations
 from genai_cli.bench.report import (
     BenchReport,
@@ -49,6 +50,7 @@ class Subject:
 
     model: Path
     isa: str
+    threads: int
     phases: list[Phase]
     bytes_per_token: Callable[[int], int | None]
     operations: dict[int, Operations]  # of a prefill of that length
@@ -66,6 +68,7 @@ class Tools:
     energy: str = "not available"
     collect: Callable[[], object] = gc.collect
     settle: Callable[[], None] = lambda: time.sleep(SETTLE_S)
+    batch: Callable[[Parity], BatchFound] | None = None
 
 
 @dataclass
@@ -111,6 +114,11 @@ class Bench:
                 runner.close()
         return made
 
+    def add(self, hashes: Sequence[str], num_ids: int) -> None:
+        """Ids that were fed elsewhere."""
+        self._fed += hashes
+        self.num_ids += num_ids
+
     @property
     def ids_sha256(self) -> str:
         """Of the hashes of all trials in their order."""
@@ -124,20 +132,31 @@ def bench(
     run = Bench(subject, tools, seed, rounds, progress)
     order = [(native.name, AA + i) for i in range(4 * rounds)]
     same = {phase: run.trials({native.name: native}, phase, order) for phase in subject.phases}
-    peak, threads = tools.peak_rss_bytes(), same[subject.phases[0]][0].threads
-    machine = tools.ceilings()
+    peak, machine = tools.peak_rss_bytes(), tools.ceilings()
     floors = {phase: noise(phase, same[phase]) for phase in subject.phases if phase.is_timed}
     there, unavailable = _able(peers)
     arms = [native, *there]
     apart = _against(run, arms) if there else same
     progress("parity")
-    parity = tools.parity() if there else "not run"
+    parity = tools.parity() if there or tools.batch else "not run"
     withheld = _withheld(apart, native, there, parity) if there else None
     ratios = [] if withheld else [r for peer in there for r in _ratios(apart, native, peer, floors)]
-    return BenchReport(
+    threads = next((trial.threads for trials in same.values() for trial in trials), subject.threads)
+    report = BenchReport(
         str(subject.model), threads, subject.isa, run.ids_sha256, run.num_ids, seed, machine.read_gb_s,
         machine, _results(subject, apart, arms, machine), ratios, withheld, list(floors.values()), parity, peak,
         tools.energy, unavailable,
+    )  # fmt: skip
+    return report if tools.batch is None else _with_batch(report, run, tools.batch(parity))
+
+
+def _with_batch(report: BenchReport, run: Bench, found: BatchFound) -> BenchReport:
+    run.add(found.ids_sha256, found.num_ids)
+    reasons = dict.fromkeys(reason for reason in (report.withheld, found.withheld) if reason)
+    return replace(
+        report, ids_sha256=run.ids_sha256, num_ids=run.num_ids, results=report.results + found.results,
+        ratios=report.ratios + found.ratios, noise=report.noise + found.noise, withheld="; ".join(reasons) or None,
+        unavailable=report.unavailable + found.unavailable,
     )  # fmt: skip
 
 

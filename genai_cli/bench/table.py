@@ -49,6 +49,8 @@ def _row(result: Result) -> list[str]:
 
 
 def _tokens(result: Result) -> str:
+    if result.phase == "batch":
+        return f"{result.n_new} each, {result.batch} a step"
     return f"{result.n_new} behind {result.n_context}" if result.phase == "decode" else str(result.n_prompt)
 
 

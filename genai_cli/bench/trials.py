@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -112,6 +112,11 @@ def phases(context_len: int | None, prompts: tuple[int, ...], contexts: tuple[in
     depths = dict.fromkeys(min(n, room - n_new) for n in contexts)
     prefills = [Phase("prefill", n_prompt=n) for n in lengths]
     return [Phase("load", n_prompt=1), *prefills, *(Phase("decode", n_context=n, n_new=n_new) for n in depths)]
+
+
+def of_kinds(found: list[Phase], kinds: Container[str]) -> list[Phase]:
+    """Those of the kinds asked for."""
+    return [phase for phase in found if phase.kind in kinds]
 
 
 def in_turn(arms: Sequence[str], rounds: int) -> Iterator[tuple[str, int]]:

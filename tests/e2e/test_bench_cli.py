@@ -13,7 +13,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 LLAMA = ROOT / "fixtures" / "packages" / "llama-fp32-cpu"
 CALL = "import sys; from genai_cli.cli import main; sys.argv[0] = 'genai'; main()"
-QUICK = ("--prompt-tokens", "8,24", "--context-tokens", "16", "--new-tokens", "4", "--rounds", "1", "--threads", "1")
+QUICK = ("--prompt-tokens", "8,24", "--context-tokens", "16", "--new-tokens", "4", "--rounds", "1", "--threads", "1",
+         "--batch", "0")  # fmt: skip
 
 
 def genai(*args):
@@ -68,6 +69,20 @@ def test_a_folder_that_onnxruntime_genai_cannot_open_is_not_applicable():
     assert made["unavailable"][0]["engine"] == "onnxruntime-genai"
     assert "genai_config.json" in made["unavailable"][0]["reason"]
     assert "onnxruntime-genai: n/a" in done.stderr
+
+
+def test_a_batch():
+    pytest.importorskip("onnxruntime_genai")
+    size = ("--batch", "3", "--batch-tokens", "4", "--threads", "1")
+    done = genai(LLAMA, "--phases", "batch", *size, "--vs", "onnxruntime-genai", "--json")
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout)
+    rows = [(r["engine"], r["phase"], r["batch"], r["n_new"]) for r in made["results"]]
+    assert rows == [
+        ("native", "batch", 3, 4), ("native one by one", "batch", 1, 4), ("onnxruntime-genai", "batch", 3, 4),
+    ]  # fmt: skip
+    assert (made["parity"], made["withheld"], made["unavailable"]) == ("passed", None, [])
+    assert [r["b"] for r in made["ratios"]] == ["native one by one", "onnxruntime-genai"]
 
 
 def test_no_ratio_without_parity():
@@ -128,6 +143,7 @@ def test_micro():
         (("--vs", "llama.cpp"), "wanted ort"),
         (("--prompt-tokens", "0"), "--prompt-tokens"),
         (("--micro", "--only", "nothing"), "names no micro-benchmark"),
+        (("--phases", "prefil"), "is none of load, prefill, decode, batch"),
         (("--max-regression", "x"), "--max-regression"),
         (("--compare", "missing.json"), "missing.json"),
     ],

@@ -80,7 +80,7 @@ def measured(
         lambda: MACHINE, lambda: 1 << 20, lambda: parity, Meters(clock, joules), "a counter",
         collect=lambda: None, settle=lambda: None,
     )  # fmt: skip
-    subject = Subject(Path("m"), "cpu:fake", phases_, lambda context: 1_000_000, DONE, VOCAB)
+    subject = Subject(Path("m"), "cpu:fake", 2, phases_, lambda context: 1_000_000, DONE, VOCAB)
     others = ([] if peer is None else [arm("ort", peer)]) + [arm(name, made) for name, made in (more or {}).items()]
     return bench(subject, arm("native", native or {}), others, tools, seed=seed, rounds=2, progress=lambda text: None)
 
