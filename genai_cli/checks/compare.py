@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+BLOCK = 8  # rows of logits worked on at once: a vocabulary's f64 rows then stay near the core
 TINY = 1e-300  # keeps 0 / 0 out of ratios: an all-zero row that agrees has the NMSE 0
 
 
@@ -31,22 +32,27 @@ def row_metrics(got: np.ndarray, want: np.ndarray) -> RowMetrics:
     """Compare logits `got` with `want`, both [T, V]. Shapes must agree: comparing other shapes is a caller's error."""
     if got.shape != want.shape or got.ndim != 2:
         raise ValueError(f"logits of shapes {got.shape} and {want.shape} cannot be compared")
+    blocks = [_metrics(got[i : i + BLOCK], want[i : i + BLOCK]) for i in range(0, max(len(got), 1), BLOCK)]
+    return RowMetrics(*(np.concatenate(columns) for columns in zip(*blocks, strict=True)))
+
+
+def _metrics(got: np.ndarray, want: np.ndarray) -> tuple[np.ndarray, ...]:
+    """The fields of RowMetrics, in order, of a few rows."""
     finite = np.isfinite(got).all(axis=1) & np.isfinite(want).all(axis=1)
     safe_got, safe_want = _zero_rows(got, finite), _zero_rows(want, finite)
     delta = np.abs(safe_got - safe_want)
-    runner_up = second_of(safe_want)
-    top_got, top_want = first_max(got), first_max(want)
+    top_got, top_want, runner_up = first_max(got), first_max(want), second_of(safe_want)
     rows = np.arange(len(delta))
     pair = np.max([delta[rows, top] for top in (top_got, top_want, runner_up)], axis=0) if len(rows) else delta.sum(1)
-    energy = np.maximum(np.square(safe_want).sum(axis=1), TINY)
-    return RowMetrics(
-        max_abs=_or_inf(delta.max(axis=1, initial=0.0), finite),
-        pair=_or_inf(pair, finite),
-        nmse=_or_inf(np.square(delta).sum(axis=1) / energy, finite),
-        margin=safe_want[rows, top_want] - safe_want[rows, runner_up],
-        top_got=top_got,
-        top_want=top_want,
-        finite=finite,
+    energy = np.maximum(np.einsum("tv,tv->t", safe_want, safe_want), TINY)
+    return (
+        _or_inf(delta.max(axis=1, initial=0.0), finite),
+        _or_inf(pair, finite),
+        _or_inf(np.einsum("tv,tv->t", delta, delta) / energy, finite),
+        safe_want[rows, top_want] - safe_want[rows, runner_up],
+        top_got,
+        top_want,
+        finite,
     )
 
 
@@ -60,7 +66,10 @@ def _or_inf(values: np.ndarray, finite: np.ndarray) -> np.ndarray:
 
 def first_max(logits: np.ndarray) -> np.ndarray:
     """Index of the first maximum of every row, int64 [T]; NaN never wins (an all-NaN row gives 0 and is not finite)."""
-    return np.asarray(np.argmax(np.where(np.isnan(logits), -np.inf, logits), axis=1), np.int64)
+    top = np.asarray(np.argmax(logits, axis=1), np.int64)  # numpy gives the first NaN where there is one
+    for row in np.flatnonzero(np.isnan(logits[np.arange(len(top)), top])):
+        top[row] = np.argmax(np.where(np.isnan(logits[row]), -np.inf, logits[row]))
+    return top
 
 
 def second_of(logits: np.ndarray) -> np.ndarray:
@@ -129,26 +138,39 @@ def ulp_size(value: float) -> float:
 def log_softmax(logits: np.ndarray) -> np.ndarray:
     """f64 [T, V]."""
     wide = logits.astype(np.float64)
-    shifted = wide - wide.max(axis=1, keepdims=True)
-    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))
+    wide -= wide.max(axis=1, keepdims=True)
+    wide -= np.log(np.exp(wide).sum(axis=1, keepdims=True))
+    return np.asarray(wide)
 
 
 def kl(got: np.ndarray, want: np.ndarray) -> np.ndarray:
     """KL(want || got) in nats for every row, f64 [T]; inf where a side is not finite."""
+    blocks = [_kl(got[i : i + BLOCK], want[i : i + BLOCK]) for i in range(0, max(len(got), 1), BLOCK)]
+    return np.concatenate(blocks)
+
+
+def _kl(got: np.ndarray, want: np.ndarray) -> np.ndarray:
     finite = np.isfinite(got).all(axis=1) & np.isfinite(want).all(axis=1)
     p, q = log_softmax(_zero_rows(want, finite)), log_softmax(_zero_rows(got, finite))
-    return _or_inf(np.maximum((np.exp(p) * (p - q)).sum(axis=1), 0.0), finite)
+    return _or_inf(np.maximum(np.einsum("tv,tv->t", np.exp(p), p - q), 0.0), finite)
 
 
 def nll(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """Negative log likelihood in nats of `targets` [T] under `logits` [T, V], f64 [T]."""
-    return np.asarray(-log_softmax(logits)[np.arange(len(targets)), targets])
+    blocks = [_nll(logits[i : i + BLOCK], targets[i : i + BLOCK]) for i in range(0, max(len(logits), 1), BLOCK)]
+    return np.concatenate(blocks)
+
+
+def _nll(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    top = logits.max(axis=1, keepdims=True)
+    total = np.exp(logits - top).sum(axis=1, dtype=np.float64)  # f32 terms: 1e-7 of a nat, a millionth of the margin
+    return np.asarray(np.log(total) + top[:, 0] - logits[np.arange(len(targets)), targets], np.float64)
 
 
 def top_overlap(got: np.ndarray, want: np.ndarray, k: int) -> float:
     """Mean share of the k largest tokens that both rows have."""
     k = min(k, got.shape[1])
-    a, b = (np.argpartition(-side.astype(np.float64), k - 1, axis=1)[:, :k] for side in (got, want))
+    a, b = (np.argpartition(-side, k - 1, axis=1)[:, :k] for side in (got, want))
     return float(np.mean([len(set(x) & set(y)) / k for x, y in zip(a.tolist(), b.tolist(), strict=True)]))
 
 

@@ -136,7 +136,7 @@ def parity(
         runs = [forced(native, path) for path in oracles.paths]
         found.checks += _preflight_checks(native, oracles, artifact)
         compare_runs(found, runs, native.kv_layout, oracles, artifact, settings)
-        found.checks.append(evidence.free_run(native, oracles.paths, settings.pick))
+        found.checks.append(evidence.free_run(native, oracles.paths, runs, settings.pick))
     finally:
         native.close()
     if exact and settings.user_mode:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from genai_cli.checks.compare import first_max, second_of
 from genai_cli.checks.limits import TOST_MARGIN, TOST_TOKENS
 from genai_cli.report.parity import Check, CheckVerdict
 
@@ -71,19 +72,26 @@ def nll_check(differences: np.ndarray, what: str) -> Check:
                  limit_source=source, reason=reason, extra={**extra, "p": p})  # fmt: skip
 
 
+def gumbel(rows: int, vocab: int, seed: int) -> np.ndarray:
+    """Noise f32 [rows, vocab] drawn from `seed` alone: adding it to logits and taking the maximum samples a token."""
+    return np.asarray(-np.log(np.random.default_rng(seed).standard_exponential((rows, vocab), dtype=np.float32)))
+
+
 def shared_noise_tokens(logits: np.ndarray, temperature: float, seed: int) -> np.ndarray:
-    """Tokens sampled by Gumbel noise drawn from `seed` alone, int64 [T]: both engines get the same noise."""
-    noise = np.random.default_rng(seed).gumbel(size=logits.shape)
-    return np.asarray(np.argmax(logits.astype(np.float64) / temperature + noise, axis=1), np.int64)
+    """Tokens sampled with noise drawn from `seed` alone, int64 [T]: both engines get the same noise."""
+    return first_max(logits / np.float32(temperature) + gumbel(*logits.shape, seed))
 
 
 def sampled_check(got: np.ndarray, want: np.ndarray, bound: float, temperature: float, seed: int) -> Check:
     """Sampled tokens must agree wherever the noisy margin is beyond 2B / temperature."""
-    noise = np.random.default_rng(seed).gumbel(size=want.shape)
-    noisy = want.astype(np.float64) / temperature + noise
-    top = np.sort(noisy, axis=1)[:, -2:]
-    decisive = (top[:, 1] - top[:, 0]) > 2 * bound / temperature
-    differ = shared_noise_tokens(got, temperature, seed) != np.argmax(noisy, axis=1)
+    noise = gumbel(*want.shape, seed)
+    scale = np.float32(temperature)
+    noisy = want / scale + noise
+    tops, seconds = first_max(noisy), second_of(noisy)
+    rows = np.arange(len(noisy))
+    rounding = 4 * np.spacing(np.abs(noisy[rows, tops]))  # of the f32 sums themselves
+    decisive = (noisy[rows, tops] - noisy[rows, seconds]) > 2 * bound / temperature + rounding
+    differ = first_max(got / scale + noise) != tops
     bad = int((differ & decisive).sum())
     return Check(
         "tokens.sampled", "tokens", "fail" if bad else "pass", len(want), decisive=int(decisive.sum()),

@@ -32,7 +32,7 @@ _SAME_IDS = {"Reshape", "Cast", "Identity", "Squeeze", "Unsqueeze", "Flatten"}
 def embedding_output(twin: Twin) -> EmbeddingOutput | None:
     """The output of the first lookup by token ids; None where the decoder is fed embeddings."""
     ids = {value.name for value in twin.graph.input if value.name == "input_ids"}
-    weights = {tensor.name for tensor in twin.graph.initializer}
+    weights = twin.weights()
     for node in twin.graph.node:
         if node.op_type in _SAME_IDS and node.input[0] in ids:
             ids.add(node.output[0])

@@ -23,6 +23,7 @@ _NARROW = (_T.FLOAT16, _T.BFLOAT16)
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 _TYPE_ATTRS = ("to", "dtype", "output_dtype", "stash_type")  # attributes that hold a TensorProto type
 PROTOBUF_LIMIT = 2**31 - 1  # bytes a serialized message may have
+NARROW = "/narrow"  # ends the name of a 16-bit weight whose own name is that of its f32 values
 NUDGE_MAX_BYTES = 1 << 24  # weights worth copying into the twin to change one element
 
 
@@ -35,6 +36,7 @@ class Twin:
         self.folder = path.parent
         self.model = read_model(path)
         self.changes: list[str] = []
+        self._widened: set[str] = set()  # weights that a Cast reads from their 16-bit file
 
     @property
     def graph(self) -> onnx.GraphProto:
@@ -61,8 +63,22 @@ class Twin:
         return self
 
     def wide(self) -> Twin:
-        """f32 wherever the graph said f16 or bf16: weights, inputs and outputs (KV too), casts, constants."""
+        """f32 wherever the graph said f16 or bf16: weights, inputs and outputs (KV too), casts, constants.
+
+        Weights stay in their file and are cast when the session opens: copying them into the protobuf costs seconds.
+        """
+        narrow = [tensor for tensor in self.graph.initializer if tensor.data_type in _NARROW]
         _widen_graph(self.graph, ExternalFiles(self.folder))
+        self._widened = {tensor.name for tensor in narrow}
+        for tensor in narrow:
+            tensor.name += NARROW
+        casts = [
+            helper.make_node("Cast", [name + NARROW], [name], to=_T.FLOAT, name=name + "/wide")
+            for name in sorted(self._widened)
+        ]
+        nodes = [*casts, *self.graph.node]
+        del self.graph.node[:]
+        self.graph.node.extend(nodes)
         self.changes.append("16-bit weights, values and KV widened to f32")
         return self
 
@@ -88,11 +104,19 @@ class Twin:
         """Give weight `name` other values of the same dtype and shape, held in memory."""
         tensor = self._tensor(name)
         tensor.CopyFrom(_tensor_proto(values, name))
+        if name in self._widened:
+            self._widened.remove(name)
+            self.graph.node.remove(next(node for node in self.graph.node if name in node.output))
         return self
 
     def weight(self, name: str) -> np.ndarray:
-        """The values of a weight; a view of the file where possible."""
-        return initializer(self._tensor(name), ExternalFiles(self.folder)).array()
+        """The values of a weight, f32 where it was widened; a view of the file where possible."""
+        values = initializer(self._tensor(name), ExternalFiles(self.folder)).array()
+        return values.astype(np.float32) if name in self._widened else values
+
+    def weights(self) -> set[str]:
+        """Names of all weights, as nodes read them."""
+        return {tensor.name.removesuffix(NARROW) for tensor in self.graph.initializer}
 
     def nudge_value(self, name: str, width: int, dtype: np.dtype, seed: int) -> Twin:
         """Multiply every column of value `name` [..., width] by 1 or 1 + one ulp, drawn by `seed`, for all readers."""
@@ -120,7 +144,7 @@ class Twin:
         """Float weights that are read by a node and small enough to copy, in file order."""
         read = {name for node in _nodes(self.graph) for name in node.input}
         return [
-            tensor.name
+            tensor.name.removesuffix(NARROW)
             for tensor in self.graph.initializer
             if tensor.name in read
             and tensor.data_type in (_T.FLOAT, *_NARROW)
@@ -143,7 +167,8 @@ class Twin:
         return levels
 
     def _tensor(self, name: str) -> onnx.TensorProto:
-        found: onnx.TensorProto | None = next((t for t in self.graph.initializer if t.name == name), None)
+        stored = name + NARROW if name in self._widened else name
+        found: onnx.TensorProto | None = next((t for t in self.graph.initializer if t.name == stored), None)
         if found is None:
             raise GenaiError(f"`{self.path.name}` has no weight `{name}`")
         return found
@@ -181,8 +206,7 @@ def _tensor_proto(values: np.ndarray, name: str) -> onnx.TensorProto:
 
 
 def _widen_graph(graph: onnx.GraphProto, files: ExternalFiles) -> None:
-    for tensor in graph.initializer:
-        _widen_tensor(tensor, files)
+    """Everything but the graph's own weights."""
     for value in [*graph.input, *graph.output, *graph.value_info]:
         if value.type.tensor_type.elem_type in _NARROW:
             value.type.tensor_type.elem_type = _T.FLOAT
@@ -201,6 +225,8 @@ def _widen_attribute(attr: onnx.AttributeProto, files: ExternalFiles) -> None:
     if attr.type == onnx.AttributeProto.TENSOR:
         _widen_tensor(attr.t, files)
     elif attr.type == onnx.AttributeProto.GRAPH:
+        for tensor in attr.g.initializer:
+            _widen_tensor(tensor, files)
         _widen_graph(attr.g, files)
     elif attr.name in _TYPE_ATTRS and attr.type == onnx.AttributeProto.INT and attr.i in _NARROW:
         attr.i = _T.FLOAT
