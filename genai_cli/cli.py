@@ -495,7 +495,10 @@ def bench(
         report = run(model, options, _place("cpu", threads), _isa(), tick)
     if json_:
         console.data(dumps(report))
-    console.table(table.title(report), table.COLUMNS, table.rows(report))
+    console.talk(table.title(report))
+    console.table("", table.COLUMNS, table.rows(report))
+    if report.processes:
+        console.table("", table.PROCESS_COLUMNS, table.process_rows(report))
     for line in table.verdicts(report):
         console.talk(line)
     if old is not None:

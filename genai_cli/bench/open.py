@@ -15,20 +15,23 @@ from genai_cli.bench.energy import open_joules
 from genai_cli.bench.machine import Ceilings, ceilings, kv_bytes_per_token, weight_bytes_per_token
 from genai_cli.bench.micro import MicroReport
 from genai_cli.bench.micro_run import run_micro
+from genai_cli.bench.process import ProcessTrial, Start, start
 from genai_cli.bench.profile import ProfileReport, operations, profile
-from genai_cli.bench.report import BenchReport, Parity
+from genai_cli.bench.report import BenchReport, Parity, ProcessFigures, process_figures
 from genai_cli.bench.session import Progress, Subject, Tools, bench
-from genai_cli.bench.trials import Arm, Meters, Phase, draw_ids, of_kinds, phases
+from genai_cli.bench.trials import Arm, Meters, Phase, draw_ids, in_turn, of_kinds, phases
 from genai_cli.checks import session
 from genai_cli.checks.parity import Settings
 from genai_cli.checks.target import Place
 from genai_cli.errors import ExitCode, GenaiError
+from genai_cli.graph.loader import external_files
 from genai_cli.model import BackendName, OpenOptions, open_model, peak_rss_bytes
 from genai_cli.package.decoder import LoadedDecoder, load_decoder
 from genai_cli.package.open import open_package
 
 PEERS = ("ort", peer.NAME)
 PHASES = ("load", "prefill", "decode", "batch")
+COLD_TOKENS = 32  # of the prompt of a cold start
 PARITY_STEPS = 8
 PARITY_TOKENS = 64  # of the first prefill's ids
 
@@ -69,7 +72,35 @@ def run(model: Path, options: BenchOptions, place: Place, isa: str | None, progr
         tools = replace(tools, batch=lambda parity: _batch(subject, options, place, isa, tools, parity, progress))
     native = _arm("native", model, place.threads, isa)
     peers = [_peer(name, subject, place.threads) for name in dict.fromkeys(options.peers)]
-    return bench(subject, native, peers, tools, seed=options.seed, rounds=options.rounds, progress=progress)
+    report = bench(subject, native, peers, tools, seed=options.seed, rounds=options.rounds, progress=progress)
+    if "load" not in options.phases:
+        return report
+    names = ["native", "native exact", *(arm.name for arm in peers)]
+    processes = _processes(subject, options, names, isa, progress)
+    return replace(report, processes=processes, artifact_bytes=_artifact_bytes(model))
+
+
+def _processes(
+    subject: Subject, options: BenchOptions, names: list[str], isa: str | None, progress: Progress
+) -> list[ProcessFigures]:
+    """Fresh processes in turn, those of one pair with the same ids; an engine that cannot start is left out (the report
+    says why elsewhere)."""
+    trials: dict[str, list[ProcessTrial]] = {}
+    for name, pair in in_turn(names, options.rounds):
+        progress(f"cold start ({name})")
+        ids = draw_ids(Phase("load", COLD_TOKENS), subject.vocab_size, options.seed, pair)
+        try:
+            made = start(Start(name, subject.model, subject.threads, isa, tuple(ids.tolist())))
+        except GenaiError:
+            continue
+        trials.setdefault(name, []).append(made)
+    return [process_figures(found) for found in trials.values()]
+
+
+def _artifact_bytes(model: Path) -> int:
+    decoder = load_decoder(open_package(model))
+    files = [decoder.path, *(decoder.path.parent / name for name in external_files(decoder.path))]
+    return sum(file.stat().st_size for file in files)
 
 
 def _batch(

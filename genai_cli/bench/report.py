@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from genai_cli.bench.machine import Ceilings, Operations
+from genai_cli.bench.process import ProcessTrial
 from genai_cli.bench.trials import Phase, Trial
 
 SCHEMA = "genai.bench/1"
@@ -83,6 +84,18 @@ class Noise:
 
 
 @dataclass(frozen=True)
+class ProcessFigures:
+    """An engine in fresh processes. `mapped_bytes` are shared with others that map the same files, `private_bytes` (since
+    before the model was opened: repacked weights, KV, activations) are not. None where the system does not tell."""
+
+    engine: str
+    first_token_s: Spread  # from before the process existed
+    peak_rss_bytes: int | None
+    mapped_bytes: int | None
+    private_bytes: int | None
+
+
+@dataclass(frozen=True)
 class BenchReport:
     """The whole document."""
 
@@ -102,6 +115,8 @@ class BenchReport:
     peak_rss_bytes: int  # of the process while only native had run
     energy: str  # what counts it, or that and why nothing does
     unavailable: list[Unavailable] = field(default_factory=list)
+    processes: list[ProcessFigures] = field(default_factory=list)
+    artifact_bytes: int = 0  # files of the decoder: what all engines have to hold, with the KV
     schema: str = field(default=SCHEMA)
 
 
@@ -154,6 +169,13 @@ def paired_neighbours(trials: Sequence[Trial]) -> list[float]:
     """Larger over smaller, so that the floor is symmetric."""
     pairs = zip(trials[::2], trials[1::2], strict=True)
     return [max(x.seconds, y.seconds) / min(x.seconds, y.seconds) for x, y in pairs]
+
+
+def process_figures(trials: Sequence[ProcessTrial]) -> ProcessFigures:
+    """All starts of one engine; of memory, the last."""
+    memory = trials[-1].memory
+    parts = (memory.peak_rss, memory.mapped, memory.private) if memory else (None, None, None)
+    return ProcessFigures(trials[0].engine, spread([trial.first_token_s for trial in trials]), *parts)
 
 
 def ratio(phase: Phase, a: Sequence[Trial], b: Sequence[Trial], floor: float) -> Ratio:

@@ -69,6 +69,22 @@ def _shown(value: float | None, form: str) -> str:
     return "" if value is None else form.format(value)
 
 
+PROCESS_COLUMNS = ["engine", "first token of a cold process", "p5–p95", "peak", "mapped (shared)", "private"]
+
+
+def process_rows(report: BenchReport) -> list[list[str]]:
+    """One row an engine."""
+    return [
+        [
+            found.engine, _time(found.first_token_s.median),
+            f"{_time(found.first_token_s.p5)}–{_time(found.first_token_s.p95)}",
+            *(_shown(None if size is None else size / 2**20, "{:.0f} MiB")
+              for size in (found.peak_rss_bytes, found.mapped_bytes, found.private_bytes)),
+        ]
+        for found in report.processes
+    ]  # fmt: skip
+
+
 def verdicts(report: BenchReport) -> list[str]:
     """Ratios or why there are none, engines that could not be measured, energy."""
     away = [f"{u.engine}{f' {u.phase}' if u.phase else ''}: n/a: {u.reason}" for u in report.unavailable]

@@ -44,7 +44,11 @@ def test_the_document(report):
     assert all((r["tok_s"] is None) == (r["phase"] == "load") for r in made["results"])
     assert [(r["a"], r["b"]) for r in made["ratios"]] == [("native", "ort")] * 4
     assert {r["difference"] for r in made["ratios"]} <= {"none", "faster", "slower"}
+    assert [p["engine"] for p in made["processes"]] == ["native", "native exact", "ort"]
+    assert all(p["first_token_s"]["median"] > 0 and p["peak_rss_bytes"] > 1 << 20 for p in made["processes"])
+    assert made["artifact_bytes"] == sum((LLAMA / name).stat().st_size for name in ("model.onnx", "model.onnx.data"))
     assert "parity passed" in talk
+    assert "first token of a cold process" in talk
 
 
 def test_onnxruntime_genai_is_a_peer():
@@ -86,7 +90,7 @@ def test_a_batch():
 
 
 def test_no_ratio_without_parity():
-    done = genai(LLAMA, "--vs", "ort", *QUICK, "--no-parity", "--json")
+    done = genai(LLAMA, "--vs", "ort", *QUICK, "--no-parity", "--phases", "prefill", "--json")
     made = json.loads(done.stdout)
     assert (done.returncode, made["ratios"], made["withheld"]) == (0, [], "parity not run")
     assert "ratio withheld: parity not run" in done.stderr
@@ -99,7 +103,9 @@ def test_compare(report, tmp_path):
         for result in made["results"]:
             result["seconds"]["median"] *= factor
         (tmp_path / "old.json").write_text(json.dumps(made))
-        done = genai(LLAMA, *QUICK, "--compare", tmp_path / "old.json", "--max-regression", "15%")
+        done = genai(
+            LLAMA, *QUICK, "--phases", "prefill,decode", "--compare", tmp_path / "old.json", "--max-regression", "15%"
+        )
         assert done.returncode == code, done.stderr
         made = json.loads(file.read_text())
     assert "ok: decode" in done.stderr
