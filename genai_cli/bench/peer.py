@@ -68,6 +68,13 @@ class PeerRunner:
         """Length 0; buffers are kept."""
         self._generator.rewind_to(0)
 
+    def rewind(self, length: int) -> None:
+        """Keep the first `length` tokens."""
+        try:
+            self._generator.rewind_to(length)
+        except RuntimeError as error:
+            raise GenaiError(f"{NAME}: {_first_line(error)}") from None
+
     def step(self, ids: np.ndarray) -> np.ndarray:
         """Feed ids [T]; f32 logits [1, V] of the last."""
         try:

@@ -33,6 +33,7 @@ from genai_cli.bench.trials import (
     Trial,
     decode_trial,
     draw_ids,
+    fill,
     in_turn,
     load_trial,
     prefill_trial,
@@ -41,7 +42,11 @@ from genai_cli.errors import GenaiError
 
 Progress = Callable[[str], None]
 SETTLE_S = 0.02  # between trials, so that one engine's spinning threads are asleep when the other is timed
-AA, WARM_UP = 1_000, 2_000  # trial numbers: ids of these runs are drawn from other streams than the pairs'
+AA, WARM_UP, CONTEXT = (
+    1_000,
+    2_000,
+    3_000,
+)  # trial numbers: ids of these runs are drawn from other streams than the pairs'
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,14 @@ class Tools:
     batch: Callable[[Parity], BatchFound] | None = None
 
 
+@dataclass(frozen=True)
+class Context:
+    """What lies before the timed tokens, and how much of it each arm took from a cache."""
+
+    ids: np.ndarray
+    cached: dict[str, int] = field(default_factory=dict)
+
+
 @dataclass
 class Bench:
     """Runs trials and keeps every id that was fed."""
@@ -84,10 +97,9 @@ class Bench:
     num_ids: int = 0
     _warm_ups: int = 0
 
-    def trial(self, arm: Arm, runner: Timed | None, phase: Phase, pair: int) -> Trial:
+    def trial(self, arm: Arm, runner: Timed | None, phase: Phase, pair: int, context: Context) -> Trial:
         """One trial; `pair` also names the ids."""
-        ids = draw_ids(phase, self.subject.vocab_size, self.seed, pair)
-        self.num_ids += len(ids)
+        ids = draw_ids(phase, self.subject.vocab_size, self.seed, pair)[phase.n_context :]
         meters = self.tools.meters
         self.tools.settle()
         if runner is None:
@@ -96,19 +108,24 @@ class Bench:
         elif phase.kind == "prefill":
             made = prefill_trial(arm.name, pair, runner, ids, meters)
         else:
-            made = decode_trial(arm.name, pair, runner, phase, ids, meters)
-        self._fed.append(made.ids_sha256)
+            made = decode_trial(arm.name, pair, runner, context.ids, ids, context.cached.get(arm.name, 0), meters)
+        self.add([made.ids_sha256], len(ids))
         return made
 
     def trials(self, arms: dict[str, Arm], phase: Phase, order: Iterable[tuple[str, int]]) -> list[Trial]:
-        """Warm up each arm with ids of its own, then run in the order given."""
+        """Warm up each arm with ids of its own, then run in the order given. All trials of a decode phase share the
+        context, which is not timed."""
         self.progress(f"{phase.kind} {phase.n_prompt or phase.n_context} ({', '.join(arms)})")
         load = phase.kind == "load"
         runners = {name: None if load else arm.open() for name, arm in arms.items()}
+        context = Context(draw_ids(phase, self.subject.vocab_size, self.seed, CONTEXT)[: phase.n_context])
         for name, arm in arms.items():
-            self.trial(arm, runners[name], phase, WARM_UP + self._warm_ups)
+            if (runner := runners[name]) is not None and phase.n_context:
+                context.cached[name] = fill(runner, context.ids)
+                self.num_ids += phase.n_context
+            self.trial(arm, runner, phase, WARM_UP + self._warm_ups, context)
             self._warm_ups += 1
-        made = [self.trial(arms[name], runners[name], phase, pair) for name, pair in order]
+        made = [self.trial(arms[name], runners[name], phase, pair, context) for name, pair in order]
         for runner in runners.values():
             if runner is not None:
                 runner.close()

@@ -34,6 +34,7 @@ class Timed(Protocol):
     def info(self) -> Info: ...
     def reset(self) -> None: ...
     def step(self, ids: np.ndarray) -> np.ndarray: ...
+    def rewind(self, length: int) -> None: ...
     def close(self) -> None: ...
 
 
@@ -127,7 +128,7 @@ def in_turn(arms: Sequence[str], rounds: int) -> Iterator[tuple[str, int]]:
 
 
 def draw_ids(phase: Phase, vocab_size: int, seed: int, number: int) -> np.ndarray:
-    """Fresh random ids, int64 [num_ids]: the same for the same seed and number, for no other trial."""
+    """Fresh random ids, int64 [num_ids]: the same for the same seed and number, for no other number."""
     entropy = [seed, phase.n_prompt, phase.n_context, phase.n_new, number]
     return np.random.default_rng(entropy).integers(0, vocab_size or 256, phase.num_ids)
 
@@ -147,16 +148,29 @@ def prefill_trial(arm: str, pair: int, runner: Timed, ids: np.ndarray, meters: M
     return Trial(arm, pair, seconds, runner.length - cached, cached, digest(ids), runner.info.threads, joules)
 
 
-def decode_trial(arm: str, pair: int, runner: Timed, phase: Phase, ids: np.ndarray, meters: Meters) -> Trial:
-    """`n_new` single-token steps behind `n_context` tokens. The ids are given, not sampled: both engines get the same."""
+def fill(runner: Timed, ids: np.ndarray) -> int:
+    """Put a context into an empty KV; the tokens of it that came from a cache."""
     runner.reset()
     cached = runner.length
-    _sampled(runner.step(ids[: phase.n_context]))
+    _sampled(runner.step(ids))
+    return cached
+
+
+def decode_trial(
+    arm: str, pair: int, runner: Timed, context: np.ndarray, ids: np.ndarray, cached: int, meters: Meters
+) -> Trial:
+    """Single-token steps behind a context that `fill` put there; it is left as it was found. The ids are given, not
+    sampled: both engines get the same."""
     before, started = runner.length, meters.start()
-    for token in ids[phase.n_context :]:
+    for token in ids:
         _sampled(runner.step(np.array([token], np.int64)))
     seconds, joules = meters.stop(started)
-    return Trial(arm, pair, seconds, runner.length - before, cached, digest(ids), runner.info.threads, joules)
+    num_tokens, fed = runner.length - before, digest(np.concatenate([context, ids]))
+    try:
+        runner.rewind(before)
+    except GenaiError:  # recurrent state cannot go back
+        fill(runner, context)
+    return Trial(arm, pair, seconds, num_tokens, cached, fed, runner.info.threads, joules)
 
 
 def load_trial(arm: Arm, pair: int, ids: np.ndarray, meters: Meters) -> Trial:

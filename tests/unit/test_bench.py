@@ -41,15 +41,20 @@ class FakeRunner:
 
     context_len, vocab_size = 128, VOCAB
 
-    def __init__(self, clock, name="native", ms=1.0, threads=2, cached=0, jitter=(), refuses=""):
+    def __init__(self, clock, name="native", ms=1.0, threads=2, cached=0, jitter=(), refuses="", recurrent=False):
         if refuses:
             raise GenaiError(refuses)
         self.clock, self.ms, self.cached, self.length, self.fed = clock, ms, cached, 0, []
-        self.jitter = list(jitter)
+        self.jitter, self.recurrent = list(jitter), recurrent
         self.info = RunnerInfo(name, "0", "cpu", (), 1, 0, threads)
 
     def reset(self):
         self.length = self.cached
+
+    def rewind(self, length):
+        if self.recurrent:
+            raise GenaiError("recurrent state cannot be rewound")
+        self.length = length
 
     def step(self, ids, *, embeds=None, logits="last"):
         self.fed.append(tuple(ids.tolist()))
@@ -112,6 +117,21 @@ def test_prefill_is_a_share_of_what_the_arithmetic_peaks_allow():
     assert short.peak_fraction == pytest.approx((1e8 / 100e9 + 8e8 / 400e9) / (8 * MS))
     assert long.peak_fraction == pytest.approx(6e9 / 400e9 / (64 * MS))
     assert of(report, "decode").peak_fraction is None
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_a_context_is_filled_once_and_found_again_by_every_trial(recurrent):
+    runners = []
+    report = measured({"recurrent": recurrent}, phases_=[PHASES[3]], runners=runners)
+    assert report.withheld is None
+    native, ort = runners[2:]  # behind the run alone and the probe
+    for runner, fills in ((native, 1), (ort, 5 + 1 if recurrent else 1)):
+        contexts = [ids for ids in runner.fed if len(ids) == 16]
+        assert len(contexts) == fills
+        assert len(set(contexts)) == 1
+        steps = [ids[0] for ids in runner.fed if len(ids) == 1]
+        assert len(steps) == 5 * 4  # a warm-up and four trials
+        assert len({tuple(steps[i : i + 4]) for i in range(0, 20, 4)}) == 5  # of fresh ids
 
 
 def test_load_goes_up_to_the_first_answer():
@@ -207,7 +227,8 @@ def test_both_engines_get_the_same_ids_and_no_trial_gets_those_of_another():
 
 def test_the_ids_come_from_the_seed():
     assert measured(seed=1).ids_sha256 == measured(seed=1).ids_sha256 != measured(seed=2).ids_sha256
-    assert measured().num_ids == sum(9 * phase.num_ids for phase in PHASES)  # a warm-up and eight trials
+    timed = sum(9 * (phase.num_ids - phase.n_context) for phase in PHASES)  # a warm-up and eight trials
+    assert measured().num_ids == timed + 16  # and the context, once
 
 
 def test_the_order_is_abba():
