@@ -138,11 +138,11 @@ class PrefixCache:
 
     def evict(self, num_pages: int) -> int:
         """Free `num_pages` pages, least recently used leaves first; returns how many were freed (fewer: all the rest is
-        in use). A page that a sequence still shares does not count until that sequence gives it back."""
+        in use). A page that a sequence shares stays: dropping it would free nothing and lose the prefix."""
         freed = 0
         while freed < num_pages:
             leaves = [node for node in self._nodes() if not node.children]
-            free_now = [node for node in leaves if self.pool.refcount(node.page) == 1] or leaves
+            free_now = [node for node in leaves if self.pool.refcount(node.page) == 1]
             if not free_now:
                 break
             oldest = min(free_now, key=lambda node: node.last_used)
