@@ -33,8 +33,8 @@ format: $(STAMP)
 	$(BIN)/ruff format genai_cli tests scripts
 	find native -name '*.cpp' -o -name '*.h' -o -name '*.cu' | xargs $(BIN)/clang-format -i
 
-bench: $(STAMP) $(DEMO)  ## speed of the demo model beside ONNX Runtime's (about 2 minutes; see docs/performance.md)
-	$(BIN)/genai bench models/smollm2-135m-int4 --vs ort
+bench: $(STAMP) $(foreach p,int4 fp32 fp16 bf16,models/smollm2-135m-$(p)/genai_config.json)  ## measure docs/performance.md anew (about 12 minutes)
+	$(BIN)/python scripts/bench_tables.py
 
 asan: $(STAMP)  ## op tests on an address- and undefined-behaviour-sanitized build, in a venv of its own
 	sh scripts/asan.sh

@@ -13,6 +13,7 @@ import numpy as np
 from genai_cli.errors import GenaiError
 from genai_cli.sampling import SamplingOptions, sample
 
+FILL_TOKENS = 512
 Clock = Callable[[], float]
 PhaseKind = Literal["load", "prefill", "decode"]
 
@@ -149,10 +150,11 @@ def prefill_trial(arm: str, pair: int, runner: Timed, ids: np.ndarray, meters: M
 
 
 def fill(runner: Timed, ids: np.ndarray) -> int:
-    """Put a context into an empty KV; the tokens of it that came from a cache."""
+    """Put a context into an empty KV, in parts that bound what attention keeps; the tokens that came from a cache."""
     runner.reset()
     cached = runner.length
-    _sampled(runner.step(ids))
+    for start in range(0, len(ids), FILL_TOKENS):
+        _sampled(runner.step(ids[start : start + FILL_TOKENS]))
     return cached
 
 
