@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -310,6 +311,8 @@ def parity(
     oracle: Annotated[
         str | None, typer.Option(help="ort, ort-sharp, ort-f32, f64 or golden:FILE.", show_default=False)
     ] = None,
+    level: Annotated[str, typer.Option(help="The oracle's graph optimisation: all, basic or off.")] = "all",
+    oracle_device: Annotated[str, typer.Option(help="Where the oracle runs: cpu or cuda.")] = "cpu",
     kappa: Annotated[float, typer.Option(help="How many of the oracle's own noise floors are allowed.")] = 4.0,
     prove: Annotated[bool, typer.Option(help="Plant defects; each must be caught.")] = False,
     ops: Annotated[bool, typer.Option(help="Every op of the model alone, on its own inputs.")] = False,
@@ -334,6 +337,7 @@ def parity(
     quiet: QuietOpt = False,
 ) -> None:
     """Say whether native computes what ONNX Runtime computes, on what evidence, and if not, where."""
+    from genai_cli.checks.oracles import parse_level
     from genai_cli.checks.parity import Settings
     from genai_cli.checks.session import Request, expected_flips, run
     from genai_cli.model import parse_ids
@@ -341,13 +345,13 @@ def parity(
     console = _console(quiet)
     expected, overrides = expected_flips(expect_flip or [], kappa)
     settings = Settings(
-        steps=steps, oracle=oracle, kappa=kappa, seed=seed, explain=explain, allow_skip=allow_skip,
+        steps=steps, oracle=oracle, level=parse_level(level), kappa=kappa, seed=seed, explain=explain, allow_skip=allow_skip,
         cache_dir=_cache_dir() if floor_cache else None, save_golden=save_golden,
         expected_flips=expected, overrides=overrides,
     )  # fmt: skip
     texts = _texts(prompt, prompts)
     request = Request(texts, parse_ids(prompt_ids) if prompt_ids else (), prove, ops, perf, bundle)
-    place = _place(device, threads)
+    place = replace(_place(device, threads), oracle_device=oracle_device)
     reports: list[ParityReport] = []
     for model in models:
         with console.progress(f"parity {model.name}") as tick:

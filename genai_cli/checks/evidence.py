@@ -61,8 +61,9 @@ class Logits:
 def flips(logits: Logits, pair_bound: float, limit: Bound, expected: dict[int, str]) -> list[Flip]:
     """Every flipped position, classified; `expected` positions carry the reason the user gave."""
     made: list[Flip] = []
-    for path, got, want in zip(logits.paths, logits.got, logits.want, strict=True):
-        made += flips_of(got, want, pair_bound, pair_ceiling(want, limit), input_id=path.id)
+    for path, got, want, rows in zip(logits.paths, logits.got, logits.want, logits.rows, strict=True):
+        if len(rows.flips):
+            made += flips_of(got, want, pair_bound, pair_ceiling(want, limit), input_id=path.id, metrics=rows)
     return [replace(flip, expected=expected.get(flip.pos, "")) for flip in made]
 
 

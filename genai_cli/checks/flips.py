@@ -32,10 +32,11 @@ def classify(margin: float, pair_delta: float, bound: float, ceiling: float, sam
 
 def flips_of(
     got: np.ndarray, want: np.ndarray, bound: float, ceiling: float, *, input_id: str = "0", offset: int = 0,
-    arbiter: np.ndarray | None = None,
+    arbiter: np.ndarray | None = None, metrics: RowMetrics | None = None,
 ) -> list[Flip]:  # fmt: skip
-    """Every flipped row of logits [T, V]; `offset` is the position of row 0; `arbiter` [T, V] takes a side."""
-    metrics = row_metrics(got, want)
+    """Every flipped row of logits [T, V]; `offset` is the position of row 0; `arbiter` [T, V] takes a side; `metrics`
+    where they are known."""
+    metrics = metrics or row_metrics(got, want)
     return [_flip(int(row), got, want, metrics, bound, ceiling, input_id, offset, arbiter) for row in metrics.flips]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path as FilePath
 
@@ -22,7 +22,7 @@ from genai_cli.checks.paths import Path, Run, prefilled
 from genai_cli.graph.cuts import EmbeddingOutput, embedding_output
 from genai_cli.report.parity import Floor, Perturbation, Probe
 
-METHOD = "2"  # part of the cache key: counts changes of how floor and liveness are measured
+METHOD = "3"  # part of the cache key: counts changes of how floor and liveness are measured
 NUM_NUDGES = 8
 NUM_EMBEDDING_NUDGES = 2  # of them on the embedding output, the rest on weights
 Progress = Callable[[str], None]
@@ -82,30 +82,49 @@ def _weight_nudge(name: str, index: int) -> tuple[str, Change]:
     return f"1 ulp on `{name}`[{index}]", lambda twin: twin.nudge(name, index)
 
 
-def variations(oracle: Oracle, paths: Sequence[Path], seed: int) -> Iterator[tuple[str, list[Run]]]:
-    """Every valid variation and its runs; the caller has the decode run already."""
-    unoptimised: Change = lambda twin: twin  # noqa: E731  # the same graph, opened without optimisation
-    for name, change, level in [
-        ("graph optimisation off", unoptimised, "off"),
-        *((name, change, "all") for name, change in nudges(oracle, seed)),
-    ]:
-        runner = oracle.open(change, optimization=level)
-        try:
-            yield name, [prefilled(runner, path) for path in paths]
-        finally:
-            runner.close()
+def variations(oracle: Oracle, seed: int) -> list[tuple[str, Change, str]]:
+    """Every valid variation but decoding, which the caller has already: name, change, optimisation level."""
+    unchanged: Change = lambda twin: twin  # noqa: E731  # the same graph, opened at another level
+    other = "off" if oracle.level != "off" else "all"
+    return [
+        (f"graph optimisation {other}", unchanged, other),
+        *((name, change, oracle.level) for name, change in nudges(oracle, seed)),
+    ]
 
 
 def measure(
     oracle: Oracle, paths: Sequence[Path], references: Sequence[Run], decoded: Sequence[Run], seed: int,
-    progress: Progress, kappa: float = KAPPA, key: str = "",
+    progress: Progress, kappa: float = KAPPA, key: str = "", folder: FilePath | None = None,
 ) -> Floor:  # fmt: skip
-    """The floor over all inputs: the worst of all variations."""
+    """The floor over all inputs: the worst of all variations. What was measured before an interrupt is in `folder`."""
     found = {"token by token instead of one prefill": worst_of(list(map(noise, decoded, references)))}
-    for name, runs in variations(oracle, paths, seed):
+    kept = _kept(folder, key)
+    for name, change, level in variations(oracle, seed):
         progress(f"floor: {name}")
-        found[name] = worst_of(list(map(noise, runs, references)))
+        if name not in kept:
+            kept[name] = _moved(oracle, change, level, paths, references)
+            _write(folder, f"floor-{key}.part.json", {n: asdict(entry) for n, entry in kept.items()})
+        found[name] = kept[name]
     return floor_of(found, kappa, key)
+
+
+def _moved(oracle: Oracle, change: Change, level: str, paths: Sequence[Path], references: Sequence[Run]) -> Noise:
+    runner = oracle.open(change, optimization=level)
+    try:
+        return worst_of([noise(prefilled(runner, path), run) for path, run in zip(paths, references, strict=True)])
+    finally:
+        runner.close()
+
+
+def _kept(folder: FilePath | None, key: str) -> dict[str, Noise]:
+    """Variations of a measurement that was interrupted; a damaged file counts as none."""
+    if folder is None:
+        return {}
+    try:
+        data = json.loads((folder / f"floor-{key}.part.json").read_text())
+        return {name: Noise(**entry) for name, entry in data.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
 
 
 def floor_of(found: dict[str, Noise], kappa: float, key: str) -> Floor:
@@ -127,34 +146,53 @@ def cache_key(parts: Sequence[str]) -> str:
     return hashlib.sha256("\0".join([METHOD, *parts]).encode()).hexdigest()[:32]
 
 
-def load(folder: FilePath | None, key: str, kappa: float) -> tuple[Floor, list[Probe]] | None:
-    """A floor and the liveness probes measured with it, or None. A damaged file counts as none."""
+@dataclass(frozen=True)
+class Kept:
+    """One measurement in the cache: the floor, the liveness probes made with it, and the ids of the oracle's paths."""
+
+    floor: Floor
+    probes: list[Probe]
+    paths: list[list[int]]
+
+
+def load(folder: FilePath | None, key: str, kappa: float) -> Kept | None:
+    """What `save` kept, or None. A damaged file counts as none."""
     if folder is None:
         return None
     try:
         data = json.loads((folder / f"floor-{key}.json").read_text())
         perturbations = [Perturbation(**entry) for entry in data["perturbations"]]
         used = {name: float(value) for name, value in data["used"].items()}
-        return Floor(perturbations, used, kappa, cached=True, key=key), [Probe(**entry) for entry in data["probes"]]
+        probes = [Probe(**entry) for entry in data["probes"]]
+        paths = [[int(token) for token in ids] for ids in data["paths"]]
+        return Kept(Floor(perturbations, used, kappa, cached=True, key=key), probes, paths)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def save(folder: FilePath | None, floor: Floor, probes: Sequence[Probe]) -> None:
+def save(folder: FilePath | None, floor: Floor, probes: Sequence[Probe], paths: Sequence[Path]) -> None:
     """Keep a floor for the next run. A folder that cannot be written to costs time, not the verdict."""
+    data = {
+        "used": floor.used, "perturbations": [asdict(entry) for entry in floor.perturbations],
+        "probes": [asdict(probe) for probe in probes], "paths": [path.ids.tolist() for path in paths],
+    }  # fmt: skip
+    _write(folder, f"floor-{floor.key}.json", data)
+    if folder is not None:
+        (folder / f"floor-{floor.key}.part.json").unlink(missing_ok=True)
+
+
+def _write(folder: FilePath | None, name: str, data: object) -> None:
     if folder is None:
         return
-    perturbations = [asdict(entry) for entry in floor.perturbations]
-    text = json.dumps({"used": floor.used, "perturbations": perturbations, "probes": [asdict(p) for p in probes]})
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        partial = folder / f"floor-{floor.key}.partial"
-        partial.write_text(text)
-        partial.replace(folder / f"floor-{floor.key}.json")
+        partial = folder / f"{name}.partial"
+        partial.write_text(json.dumps(data))
+        partial.replace(folder / name)
     except OSError:
         return
 
 
 def pair_floor(floor: Floor, reference: np.ndarray) -> float:
     """The floor in logits: the most that any logit moved, at least one ulp of the largest."""
-    return max(floor.used["max_abs"], compare.ulp_size(float(np.abs(reference).max())))
+    return max(floor.used["max_abs"], compare.ulp_size(max(float(reference.max()), -float(reference.min()))))

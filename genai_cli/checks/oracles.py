@@ -57,8 +57,9 @@ def parse_kind(text: str) -> tuple[OracleKind, Path | None]:
 class Oracle:
     """Opens runners of one kind over one artifact; every variant goes through `open`."""
 
-    def __init__(self, kind: OracleKind, model_path: Path, open_model: OpenModel) -> None:
-        self.kind, self.model_path, self._open_model = kind, model_path, open_model
+    def __init__(self, kind: OracleKind, model_path: Path, open_model: OpenModel, level: str = "all") -> None:
+        """`level` is ONNX Runtime's graph optimisation wherever nothing else is asked for."""
+        self.kind, self.model_path, self.level, self._open_model = kind, model_path, level, open_model
 
     def twin(self) -> Twin:
         """A fresh copy of the artifact's graph with this kind's rewrites."""
@@ -68,9 +69,10 @@ class Oracle:
         return twin.wide() if self.kind != "ort" and twin.has_16_bit() else twin
 
     def open(
-        self, change: Change | None = None, *, optimization: str = "all", outputs: tuple[str, ...] = ()
+        self, change: Change | None = None, *, optimization: str | None = None, outputs: tuple[str, ...] = ()
     ) -> OracleRunner:
         """A session on the twin, changed. The unmodified artifact is opened as the file it is."""
+        optimization = optimization or self.level
         if self.kind == "ort" and change is None and not outputs:
             return self._open_model(None, optimization=optimization)
         twin = change(self.twin()) if change else self.twin()
@@ -89,6 +91,16 @@ class Golden:
     artifact_sha256: str
     origin: str
     floor: dict[str, float]  # nmse, pair, kv_nmse of the oracle that made it
+
+
+LEVELS = ("all", "basic", "off")
+
+
+def parse_level(text: str) -> str:
+    """`--level` as typed."""
+    if text not in LEVELS:
+        raise GenaiError(f"unknown optimisation level `{text}`; wanted {', '.join(LEVELS)}")
+    return text
 
 
 def save_golden(path: Path, golden: Golden) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from genai_cli import __version__
 from genai_cli.backends.base import Backend
-from genai_cli.checks import evidence, floor, layers, liveness, preflight, user_mode
+from genai_cli.checks import evidence, floor, layers, likelihood, liveness, preflight, user_mode
 from genai_cli.checks.f64 import f64_run
 from genai_cli.checks.layers import TappedRunner
 from genai_cli.checks.limits import KAPPA, Bound, ceiling
@@ -78,9 +78,11 @@ class Settings:
 
     steps: int = 64
     oracle: str | None = None
+    level: str = "all"  # the oracle's graph optimisation
     kappa: float = KAPPA
     seed: int = 0
     explain: bool = False
+    text: np.ndarray | None = None  # ids of a long text, for ΔNLL
     user_mode: bool = True  # judge the mode the user runs too, where it is not the exact one
     locate: bool = True  # look for the layer of a failure
     allow_skip: bool = False
@@ -104,6 +106,7 @@ class Oracles:
     floor: Floor
     probes: list[Probe]
     oracle: Oracle | None
+    likelihood: likelihood.Likelihood | None = None  # of a long text, where the mode the user runs needs one
 
 
 @dataclass
@@ -156,47 +159,93 @@ def consult(
     if kind == "golden":
         assert file is not None
         return _golden(load_golden(file, artifact.identity), settings)
-    oracle = Oracle(kind, target.model_path, target.open_ort)
+    oracle = Oracle(kind, target.model_path, target.open_ort, settings.level)
     progress(f"oracle: {kind}")
     runner = oracle.open()
     try:
-        walked = [greedy_path(runner, prompt.ids, settings.steps, prompt.id) for prompt in prompts]
-        paths = [path for path, _ in walked]
-        references = [prefilled(runner, path) for path in paths]
-        measured, found = _noise(
-            oracle, runner, paths, references, [run for _, run in walked], artifact, settings, progress
-        )
+        machine = str([target.environment.get(name) for name in ("cpu", "cpu_flags_sha256")])
+        asked = _Asked(oracle, runner, artifact, prompts, settings, progress, machine)
+        paths, references, measured, found = asked.kept() or asked.measured()
         info = runner.info
+        long = _likelihood(runner, info, oracle, artifact, settings, machine, progress)
     finally:
         runner.close()
     if kind == "f64":
         progress("oracle: f64")
         references = [f64_run(target.graph, path) for path in paths]
-    made = Oracles(kind, _oracle_info(kind, info, oracle), info, paths, references, measured, found, oracle)
+    made = Oracles(kind, _oracle_info(kind, info, oracle), info, paths, references, measured, found, oracle, long)
     if settings.save_golden is not None:
         _save(settings.save_golden, made, artifact)
     return made
 
 
-def _noise(
-    oracle: Oracle, runner: Runner, paths: list[Path], references: list[Run], decoded: list[Run],
-    artifact: preflight.Artifact, settings: Settings, progress: Progress,
-) -> tuple[Floor, list[Probe]]:  # fmt: skip
-    info = runner.info
-    key = floor.cache_key(
-        [artifact.identity, oracle.kind, info.version, str(info.providers), str(info.threads), str(settings.seed),
-         *(path.sha256 for path in paths), *map(str, sorted(info.options.items()))]
-    )  # fmt: skip
-    known = floor.load(settings.cache_dir, key, settings.kappa)
-    if known is not None:
-        return known
-    measured = floor.measure(oracle, paths, references, decoded, settings.seed, progress, settings.kappa, key)
-    progress("liveness")
-    found = liveness.probes(
-        oracle, runner, paths[0], references[0].logits, floor.pair_floor(measured, references[0].logits)
-    )
-    floor.save(settings.cache_dir, measured, found)
-    return measured, found
+@dataclass(frozen=True)
+class _Asked:
+    """An open oracle and what it is asked: paths, references, floor and probes, from the cache or measured."""
+
+    oracle: Oracle
+    runner: Runner
+    artifact: preflight.Artifact
+    prompts: Sequence[Prompt]
+    settings: Settings
+    progress: Progress
+    machine: str
+
+    @property
+    def key(self) -> str:
+        """Everything that the floor and the paths depend on."""
+        info, settings = self.runner.info, self.settings
+        return floor.cache_key(
+            [self.artifact.identity, self.oracle.kind, info.version, str(info.providers), str(info.threads),
+             str(settings.seed), str(settings.steps), str(self.runner.context_len), self.machine,
+             *(Path(prompt.id, prompt.ids, len(prompt.ids)).sha256 for prompt in self.prompts),
+             *map(str, sorted(info.options.items()))]
+        )  # fmt: skip
+
+    def kept(self) -> tuple[list[Path], list[Run], Floor, list[Probe]] | None:
+        """From the cache; the references are asked again."""
+        known = floor.load(self.settings.cache_dir, self.key, self.settings.kappa)
+        if known is None or len(known.paths) != len(self.prompts):
+            return None
+        pairs = zip(self.prompts, known.paths, strict=True)
+        paths = [Path(prompt.id, np.array(ids, np.int64), len(prompt.ids)) for prompt, ids in pairs]
+        return paths, [prefilled(self.runner, path) for path in paths], known.floor, known.probes
+
+    def measured(self) -> tuple[list[Path], list[Run], Floor, list[Probe]]:
+        """Measured, and kept."""
+        settings, runner = self.settings, self.runner
+        walked = [greedy_path(runner, prompt.ids, settings.steps, prompt.id) for prompt in self.prompts]
+        paths = [path for path, _ in walked]
+        references = [prefilled(runner, path) for path in paths]
+        found = floor.measure(
+            self.oracle, paths, references, [run for _, run in walked], settings.seed, self.progress, settings.kappa,
+            self.key, settings.cache_dir,
+        )  # fmt: skip
+        self.progress("liveness")
+        noise = floor.pair_floor(found, references[0].logits)
+        probes = liveness.probes(self.oracle, runner, paths[0], references[0].logits, noise)
+        floor.save(settings.cache_dir, found, probes, paths)
+        return paths, references, found, probes
+
+
+def _likelihood(
+    runner: Runner, info: RunnerInfo, oracle: Oracle, artifact: preflight.Artifact, settings: Settings,
+    machine: str, progress: Progress,
+) -> likelihood.Likelihood | None:  # fmt: skip
+    """Only where native has a second mode to judge by it."""
+    if settings.text is None or not settings.user_mode or artifact.precision not in SECOND_MODE:
+        return None
+    progress("oracle: likelihood of a long text")
+    parts = [
+        artifact.identity,
+        oracle.kind,
+        info.version,
+        str(info.providers),
+        str(info.threads),
+        str(info.options),
+        machine,
+    ]
+    return likelihood.oracle_score(runner, settings.text, settings.cache_dir, parts)
 
 
 def _oracle_info(kind: str, info: RunnerInfo, oracle: Oracle) -> dict[str, object]:
@@ -360,6 +409,8 @@ def report_of_checks(
 def next_command(judgement: Judgement, target: Target, kind: str) -> str:
     """What to type next."""
     model = target.name
+    if judgement.exit_code == ExitCode.INCONCLUSIVE and "ΔNLL" in judgement.reason:
+        return f"genai parity {model} --prompts texts.jsonl"
     if judgement.exit_code == ExitCode.INCONCLUSIVE:
         return f"genai parity {model} --oracle {'ort-sharp' if kind == 'ort' else 'ort-f32'}"
     if judgement.exit_code == ExitCode.DIFFERENT:

@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
 from genai_cli.checks import bundle as bundles
-from genai_cli.checks import preflight
+from genai_cli.checks import likelihood, preflight
 from genai_cli.checks.layers import Locator
 from genai_cli.checks.limits import KAPPA, ceiling
 from genai_cli.checks.minimise import Minimised, minimise
@@ -29,6 +30,7 @@ from genai_cli.package.open import open_package
 from genai_cli.package.prompts import open_tokenizer
 from genai_cli.report.parity import Check, Override, ParityReport
 from genai_cli.runners.base import Runner
+from genai_cli.text.tokenizer import Tokenizer
 
 Progress = Callable[[str], None]
 DEFAULT_TEXT = (
@@ -61,6 +63,8 @@ def run(model: Path, request: Request, settings: Settings, place: Place, progres
     prompts, checks = prompts_of(model, target, request, settings.seed)
     if request.ops:
         return _ops(target, prompts[0], settings, progress)
+    if settings.text is None:
+        settings = replace(settings, text=long_text(model, settings.seed))
     report = parity(target, prompts, settings, progress)
     checks.append(transport_check(target, prompts[0]))
     report = rejudged(replace(report, checks=[*checks, *report.checks]), settings)
@@ -137,12 +141,25 @@ def prompts_of(model: Path, target: Target, request: Request, seed: int) -> tupl
     if package.tokenizer is None and not request.texts:
         vocab = package.vocab_size or 256
         return [Prompt("random", np.random.default_rng(seed).integers(0, vocab, DEFAULT_TOKENS))], []
-    tokenizer = open_tokenizer(package)
+    tokenizer = _tokenizer(model)
     texts = request.texts or (DEFAULT_TEXT,)
     encoded = [tokenizer.encode(text, add_special_tokens=True) for text in texts]
     limit = None if request.texts else DEFAULT_TOKENS
     prompts = [Prompt(str(i), np.array(ids[:limit], np.int64)) for i, ids in enumerate(encoded)]
     return prompts, [tokenizer_check(texts, encoded, tokenizer.decode)]
+
+
+@lru_cache(maxsize=1)
+def _tokenizer(model: Path) -> Tokenizer:
+    return open_tokenizer(open_package(model))
+
+
+def long_text(model: Path, seed: int) -> np.ndarray:
+    """Ids for ΔNLL: our own text in the package's tokens, or random ids where it has no tokenizer."""
+    package = open_package(model)
+    if package.tokenizer is None:
+        return np.random.default_rng(seed).integers(0, package.vocab_size or 256, likelihood.SCORED_TOKENS + 1)
+    return np.array(_tokenizer(model).encode(likelihood.text(), add_special_tokens=True), np.int64)
 
 
 def tokenizer_check(
@@ -205,7 +222,7 @@ def shortest(
     limit = next((c.limit for c in report.checks if c.id == "logits.nmse"), None)
     if not report.layers or limit is None or kind == "golden":
         return None
-    oracle = Oracle(kind, target.model_path, target.open_ort)
+    oracle = Oracle(kind, target.model_path, target.open_ort, settings.level)
     exact = report.artifact["precision"] in SECOND_MODE
     native = target.open_native(exact=exact, transform=settings.transform)
     locator = Locator(native, oracle, target.graph, report.layers, min(limit, ceiling("f32").nmse or limit))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 from collections.abc import Callable, Sequence
@@ -34,6 +35,7 @@ class Place:
     threads: int
     open_backend: Callable[[], Backend]
     description: str  # of the native side's instruction set or device
+    oracle_device: str = "cpu"  # of ONNX Runtime's side: cpu or cuda[:N]
 
 
 def open_target(path: Path, place: Place) -> Target:
@@ -47,7 +49,7 @@ def open_target(path: Path, place: Place) -> Target:
         open_native=_native_opener(package, loaded, place),
         open_ort=_ort_opener(package, loaded, place),
         open_backend=place.open_backend,
-        run_ort=run_one,
+        run_ort=lambda model, feeds: run_one(model, feeds, place.oracle_device),
         tokenizer_path=package.tokenizer,
         environment=environment(place),
         warnings=(*package.warnings, *loaded.warnings),
@@ -104,11 +106,12 @@ def _ort_opener(package: ModelPackage, loaded: LoadedDecoder, place: Place) -> O
         graph = loaded.graph if model is None else graph_from_bytes(model, folder)
         decoder = OrtRunner(
             loaded.path if model is None else model, folder=folder, io=bound_to(loaded.io, graph), graph=graph,
-            context_len=loaded.context_len, threads=place.threads, optimization=optimization, outputs=outputs,  # type: ignore[arg-type]
+            context_len=loaded.context_len, threads=place.threads, device=place.oracle_device,
+            optimization=optimization, outputs=outputs,  # type: ignore[arg-type]
         )  # fmt: skip
         if loaded.io.input_ids:
             return decoder
-        parts = _parts(package, lambda file: OrtComponent(file, threads=place.threads))
+        parts = _parts(package, lambda file: OrtComponent(file, threads=place.threads, device=place.oracle_device))
         return OraclePipeline(decoder, *parts, wiring(package), _width(loaded))
 
     return open_ort
@@ -137,16 +140,32 @@ def bound_to(io: DecoderIo, graph: Graph) -> DecoderIo:
     return replace(io, kv=kv, states=states)
 
 
-def run_one(model: bytes, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+def run_one(model: bytes, feeds: dict[str, np.ndarray], device: str = "cpu") -> list[np.ndarray]:
     """A model in memory on ONNX Runtime, unoptimised so that nothing replaces the op under test."""
-    component = OrtComponent(model, threads=1, optimization="off")
+    component = OrtComponent(model, threads=1, optimization="off", device=device)
     made = component.run(feeds)
     return [made[name] for name in component.outputs]
 
 
 def environment(place: Place) -> dict[str, object]:
-    """Machine and instruction set, for reports and for the floor's cache key."""
+    """Machine and instruction sets, for reports and for the floor's cache key."""
+    model, flags = processor()
     return {
-        "cpu": platform.processor() or platform.machine(), "features": place.description, "os": platform.platform(),
+        "cpu": model, "cpu_flags_sha256": flags, "features": place.description, "os": platform.platform(),
         "cores": os.cpu_count(), "python": platform.python_version(), "numpy": np.__version__,
     }  # fmt: skip
+
+
+def processor() -> tuple[str, str]:
+    """Its name, and a hash over the instruction sets it says it has: ONNX Runtime chooses kernels by them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    facts: dict[str, str] = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        facts.setdefault(name.strip(), value.strip())
+    flags = facts.get("flags") or facts.get("Features") or platform.machine()
+    model = facts.get("model name") or platform.processor() or platform.machine()
+    return model, hashlib.sha256(" ".join(sorted(flags.split())).encode()).hexdigest()[:16]

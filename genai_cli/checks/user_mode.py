@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from genai_cli.checks import compare, statistics
+from genai_cli.checks import compare, likelihood, statistics
 from genai_cli.checks.flips import flips_of
 from genai_cli.checks.op_battery import ops_check, quantized_products
 from genai_cli.checks.paths import Run, forced, prefilled
 from genai_cli.checks.preflight import Artifact
 from genai_cli.graph.ir import Graph
 from genai_cli.report.parity import Check
+from genai_cli.runners.base import Runner
 
 if TYPE_CHECKING:
     from genai_cli.checks.parity import Oracles, Target
@@ -32,9 +33,10 @@ def checks(
     native = target.open_native(exact=False, transform=transform)
     try:
         runs = [forced(native, path) for path in oracles.paths]
+        nll = _long_nll(native, oracles, progress) if oracles.likelihood is not None else _nll(runs, oracles)
     finally:
         native.close()
-    made = [_deviation(runs, oracles), _non_finite(runs), _nll(runs, oracles)]
+    made = [_deviation(runs, oracles), _non_finite(runs), nll]
     if artifact.precision == "q_int8" and oracles.kind == "ort-sharp":
         progress("oracle: the artifact as it is")
         made.append(_beside_plain(runs, target, oracles))
@@ -67,19 +69,26 @@ def _beside_plain(runs: list[Run], target: Target, oracles: Oracles) -> Check:
     finally:
         runner.close()
     wins = {"native": 0, "oracle": 0, "neither": 0}
-    for run, other, sharp, path in zip(runs, plain, oracles.references, oracles.paths, strict=True):
-        for flip in flips_of(run.logits, other.logits, 0.0, 0.0, input_id=path.id, arbiter=sharp.logits):
+    found = [compare.row_metrics(run.logits, other.logits) for run, other in zip(runs, plain, strict=True)]
+    sides = zip(runs, plain, oracles.references, found, strict=True)
+    for run, other, sharp, rows in sides:
+        for flip in flips_of(run.logits, other.logits, 0.0, 0.0, arbiter=sharp.logits, metrics=rows):
             wins[flip.arbiter] += 1
-    rows = compare.row_metrics(np.concatenate([r.logits for r in runs]), np.concatenate([r.logits for r in plain]))
-    own = compare.row_metrics(np.concatenate([r.logits for r in plain]), _rows(runs, oracles)[1])
+    own = [_num_flips(other.logits, sharp.logits) for other, sharp in zip(plain, oracles.references, strict=True)]
     extra = {
-        "oracle": "ort", "flips": len(rows.flips), "ort_flips_itself": len(own.flips), "arbiter": wins,
-        "sign_test_p": statistics.sign_test(wins["native"], wins["oracle"]), "max_abs": float(rows.max_abs.max()),
+        "oracle": "ort", "flips": sum(len(rows.flips) for rows in found), "ort_flips_itself": sum(own), "arbiter": wins,
+        "sign_test_p": statistics.sign_test(wins["native"], wins["oracle"]),
+        "max_abs": max(float(rows.max_abs.max()) for rows in found),
     }  # fmt: skip
     return Check(
-        "user_mode.plain", "logits", "info", len(rows.nmse), value=float(rows.nmse.max()),
+        "user_mode.plain", "logits", "info", sum(len(rows.nmse) for rows in found),
+        value=max(float(rows.nmse.max()) for rows in found),
         limit_source="printed, not gated: ORT flips its own tokens with int8 activations", extra=extra,
     )  # fmt: skip
+
+
+def _num_flips(a: np.ndarray, b: np.ndarray) -> int:
+    return int((compare.first_max(a) != compare.first_max(b)).sum())
 
 
 def _non_finite(runs: list[Run]) -> Check:
@@ -89,6 +98,14 @@ def _non_finite(runs: list[Run]) -> Check:
         "user_mode.finite", "logits", "fail" if found else "pass", sum(len(run.logits) for run in runs),
         value=float(len(found)), limit=0.0, limit_source="non-finite values are never equal", reason=reason,
     )  # fmt: skip
+
+
+def _long_nll(native: Runner, oracles: Oracles, progress: Callable[[str], None]) -> Check:
+    """On the text of `likelihood`."""
+    assert oracles.likelihood is not None
+    progress("native: likelihood of a long text")
+    found = likelihood.score(native, oracles.likelihood.windows)
+    return statistics.nll_check(found - oracles.likelihood.nll, f"the mode you run against {oracles.kind}")
 
 
 def _nll(runs: list[Run], oracles: Oracles) -> Check:

@@ -39,6 +39,7 @@ _DTYPES: dict[str, np.dtype] = {
 }
 _FIRST_CAPACITY = 256  # tokens; window caches double from here
 ort.disable_telemetry_events()
+ort.set_default_logger_severity(4)  # what it says about devices it lacks is in our own error
 
 
 def open_session(
@@ -83,7 +84,7 @@ def _check_providers(session: ort.InferenceSession, device: str) -> None:
         missing = "the NVIDIA driver, CUDA 12 or 13 runtime and cuDNN 9" if built else "a build with the CUDA provider"
         raise GenaiError(
             f"`{device}` was asked for, ONNX Runtime {ort.__version__} runs on {live}: it lacks {missing}",
-            hint="run it with `--device cpu`, or install onnxruntime-gpu and the CUDA libraries",
+            hint="run it on the cpu, or install onnxruntime-gpu and the CUDA libraries",
         )
 
 

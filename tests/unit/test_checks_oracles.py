@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from genai_cli.checks import bundle, checker_mutants, floor, oracles
+from genai_cli.checks.paths import Path
 from genai_cli.errors import ExitCode, GenaiError
 from genai_cli.report.parity import Check, ParityReport
 
@@ -53,10 +54,11 @@ def test_unknown_oracles_are_refused(text):
 
 def test_floor_cache_round_trip_and_damage(tmp_path):
     measured = floor.floor_of({"a": floor.Noise(1e-5, 1e-6, 1e-12, 2e-12, 0, 9)}, 4.0, "k")
-    floor.save(tmp_path, measured, [])
-    again, probes = floor.load(tmp_path, "k", 4.0)
-    assert again.cached
-    assert (again.used, again.perturbations, probes) == (measured.used, measured.perturbations, [])
+    floor.save(tmp_path, measured, [], [Path("0", np.arange(3), 2)])
+    kept = floor.load(tmp_path, "k", 4.0)
+    assert kept.floor.cached
+    assert (kept.floor.used, kept.floor.perturbations) == (measured.used, measured.perturbations)
+    assert (kept.probes, kept.paths) == ([], [[0, 1, 2]])
     (tmp_path / "floor-k.json").write_text("{")
     assert floor.load(tmp_path, "k", 4.0) is None
     assert floor.load(None, "k", 4.0) is None

@@ -20,6 +20,7 @@ def test_few_tokens_decide_nothing():
     assert statistics.nll_check(np.zeros(999), "x").verdict == "info"
     assert statistics.nll_check(np.zeros(1000), "x").verdict == "pass"
     assert statistics.nll_check(np.full(1000, 0.02), "x").verdict == "fail"
+    assert statistics.nll_check(np.tile([-1.0, 1.0], 600), "x").verdict == "inconclusive"  # neither inside nor outside
 
 
 @pytest.mark.parametrize(("wins", "losses", "p"), [(9, 9, 1.0), (0, 0, 1.0), (10, 0, 2 / 1024)])
