@@ -305,7 +305,7 @@ class CpuBackend:
         while bucket < capacity:
             bucket *= 2
         try:
-            buffers = [_kv_buffer(slot.num_heads, bucket, slot.head_dim, slot.dtype) for slot in self._slots]
+            buffers = _kv_buffers(self._slots, bucket)
         except MemoryError as error:
             raise GenaiError(f"no memory for the KV of `{bucket}` tokens", hint="ask for fewer tokens") from error
         kept = self.past_len
@@ -382,6 +382,18 @@ class CpuBackend:
 def _kv_buffer(num_heads: int, capacity: int, head_dim: int, dtype: np.dtype) -> np.ndarray:
     nbytes = num_heads * capacity * head_dim * dtype.itemsize
     return _aligned(nbytes).view(dtype).reshape(num_heads, capacity, head_dim)
+
+
+def _kv_buffers(slots: Sequence[CpuKvSlot], capacity: int) -> list[np.ndarray]:
+    """Buffers of all slots in one block: numpy asks for huge pages from 4 MiB on, and a step reads every slot."""
+    sizes = [slot.num_heads * capacity * slot.head_dim * slot.dtype.itemsize for slot in slots]
+    ends = np.cumsum([-(-size // ALIGNMENT) * ALIGNMENT for size in sizes])
+    block = _aligned(int(ends[-1]))
+    starts = [0, *ends[:-1].tolist()]
+    return [
+        block[start : start + size].view(slot.dtype).reshape(slot.num_heads, capacity, slot.head_dim)
+        for slot, start, size in zip(slots, starts, sizes, strict=True)
+    ]
 
 
 def copy_table(table: np.ndarray) -> None:

@@ -62,82 +62,130 @@ void with_rest(int64_t rest, F&& f) {
   }
 }
 
-template <int R, int K>
-void dot_block(const float* q, int64_t q_stride, const float* k, int64_t k_stride, int64_t width, float* scores) {
-  v16 sums[R][K] = {};
+// Lane l of the result is sum_lanes of the sums of key l, where block[i] holds those of key 4 * (i % 4) + i / 4:
+// sixteen sums go through the tree of sum_lanes together, two vectors' halves side by side.
+#if defined(__AVX512F__)
+inline v16 sum_each(const v16 (&block)[16]) {
+  auto zmm = [](const v16& v) { return reinterpret_cast<__m512>(v.part[0]); };
+  __m512 eight[8], four[4], two[2];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    __m512 a = zmm(block[2 * i]), b = zmm(block[2 * i + 1]);
+    eight[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    __m512 a = eight[2 * i], b = eight[2 * i + 1];
+    four[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {
+    __m512 a = four[2 * i], b = four[2 * i + 1];
+    two[i] = _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
+  }
+  v16 sums;
+  sums.part[0] = reinterpret_cast<v16::Part>(
+      _mm512_add_ps(_mm512_shuffle_ps(two[0], two[1], 0x88), _mm512_shuffle_ps(two[0], two[1], 0xdd)));
+  return sums;
+}
+#else
+inline v16 sum_each(const v16 (&block)[16]) {
+  float sums[16];
+  for (int i = 0; i < 16; ++i) sums[4 * (i % 4) + i / 4] = sum_lanes(block[i]);
+  return load(sums);
+}
+#endif
+
+bool any_nan(const v16& x) {
+  float sum = sum_lanes(x);
+  return sum != sum;
+}
+
+// One query with sixteen keys.
+[[gnu::noinline]] v16 dot_keys(const float* q, const float* keys, int64_t stride, int64_t width) {
+  v16 sums[16] = {};
+  const float* quads[4] = {keys, keys + 4 * stride, keys + 8 * stride, keys + 12 * stride};  // few addresses: registers
   for (int64_t d = 0; d < width; d += kLanes) {
-    v16 key[K];
-    for (int j = 0; j < K; ++j) key[j] = load(k + j * k_stride + d);
-    for (int i = 0; i < R; ++i) {
-      v16 query = load(q + i * q_stride + d);
-      for (int j = 0; j < K; ++j) sums[i][j] = multiply_add(query, key[j], sums[i][j]);
+    v16 query = load(q + d);
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) sums[i] = multiply_add(query, load(quads[i % 4] + i / 4 * stride), sums[i]);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) quads[i] += kLanes;
+  }
+  return sum_each(sums);
+}
+
+// The sixteen rows that are read next: prefetchers of the machine stop at the end of a page, which is never far.
+// Addresses beyond the end are harmless.
+template <class T>
+void fetch_rows(const T* rows, int64_t stride, int64_t head_dim) {
+  constexpr int64_t kLine = 64 / sizeof(T);
+  for (int64_t i = 0; i < kLanes; ++i) {
+    for (int64_t d = 0; d < head_dim; d += kLine) __builtin_prefetch(rows + i * stride + d);
+  }
+}
+
+// Rows of keys as f32 [16, width], zeros beyond `count` and beyond head_dim.
+template <class T>
+const float* pack_keys(const T* keys, int64_t stride, int64_t head_dim, int64_t count, int64_t width, float* packed) {
+  for (int64_t i = 0; i < kLanes; ++i) {
+    float* to = packed + i * width;
+    int64_t filled = i < count ? head_dim : 0;
+    if constexpr (std::is_same_v<T, float>) {
+      if (filled) std::memcpy(to, keys + i * stride, head_dim * sizeof(float));
+    } else {
+      widen(keys + i * stride, to, filled);
     }
+    std::fill(to + filled, to + width, 0.0f);
   }
-  for (int i = 0; i < R; ++i) {
-    for (int j = 0; j < K; ++j) scores[i * kSplit + j] = sum_lanes(sums[i][j]);
-  }
+  return packed;
 }
 
-template <int K>
-void dot_rows(const float* q, int64_t num_rows, const float* k, int64_t k_stride, int64_t width, float* scores) {
-  int64_t row = 0;
-  for (; row + kRows <= num_rows; row += kRows) {
-    dot_block<kRows, K>(q + row * width, width, k, k_stride, width, scores + row * kSplit);
-  }
-  with_rest<kRows - 1>(num_rows - row, [&](auto rest) {
-    dot_block<rest.value, K>(q + row * width, width, k, k_stride, width, scores + row * kSplit);
-  });
-}
-
-// scores[row][j] = q[row] . key[j] for n keys of one head.
+// scores[row][j] = q[row] . key[j] for n keys of one head, and whatever up to a multiple of sixteen.
 template <class T>
 void score_keys(const float* q, int64_t num_rows, const T* keys, int64_t stride, int64_t head_dim, int64_t n,
                 float* scores) {
   int64_t width = padded(head_dim);
   bool direct =
       std::is_same_v<T, float> && width == head_dim && reinterpret_cast<uintptr_t>(keys) % alignof(float) == 0;
-  float* packed = direct ? nullptr : scratch<float, KeyMemory>(kKeys * width);
-  if (packed) std::fill(packed, packed + kKeys * width, 0.0f);
-  for (int64_t j = 0; j < n; j += kKeys) {
-    int64_t count = std::min<int64_t>(kKeys, n - j);
-    const float* block = reinterpret_cast<const float*>(keys + j * stride);
-    for (int64_t i = 0; packed && i < count; ++i) {
-      if constexpr (std::is_same_v<T, float>) {
-        std::memcpy(packed + i * width, keys + (j + i) * stride, head_dim * sizeof(float));
-      } else {
-        widen(keys + (j + i) * stride, packed + i * width, head_dim);
-      }
-    }
-    if (packed) block = packed;
-    int64_t apart = packed ? width : stride;
-    if (count == kKeys) {
-      dot_rows<kKeys>(q, num_rows, block, apart, width, scores + j);
-    } else {
-      for (int64_t i = 0; i < count; ++i) dot_rows<1>(q, num_rows, block + i * apart, apart, width, scores + j + i);
+  float* memory = scratch<float, KeyMemory>(kLanes * width);
+  for (int64_t j = 0; j < n; j += kLanes) {
+    int64_t count = std::min<int64_t>(kLanes, n - j);
+    bool whole = direct && count == kLanes;
+    const float* block = whole ? reinterpret_cast<const float*>(keys + j * stride)
+                               : pack_keys(keys + j * stride, stride, head_dim, count, width, memory);
+    fetch_rows(keys + (j + kLanes) * stride, stride, head_dim);
+    for (int64_t row = 0; row < num_rows; ++row) {
+      store(scores + row * kSplit + j, dot_keys(q + row * width, block, whole ? stride : width, width));
     }
   }
 }
 
 // values[i][:] += weights[i][j] * value[j][:] for keys [begin, end), one after the other.
 template <int R, int C, class T>
-void weigh_block(const float* weights, Span keys, const T* value, int64_t value_stride, int64_t part, float* values,
-                 int64_t stride) {
+[[gnu::noinline]] void weigh_block(const float* weights, Span keys, const T* value, int64_t value_stride, int64_t part,
+                                   float* values, int64_t stride) {
   v16 sums[R][C];
+#pragma GCC unroll 4
   for (int i = 0; i < R; ++i) {
+#pragma GCC unroll 4
     for (int c = 0; c < C; ++c) sums[i][c] = load(values + i * stride + c * kLanes);
   }
   for (int64_t j = keys.begin; j < keys.end; ++j) {
     v16 row[C];
-    for (int c = 0; c < C; ++c) {
-      row[c] =
-          part ? load_part(value + j * value_stride + c * kLanes, part) : load(value + j * value_stride + c * kLanes);
-    }
+    const T* from = value + j * value_stride;
+#pragma GCC unroll 4
+    for (int c = 0; c < C; ++c) row[c] = part ? load_part(from + c * kLanes, part) : load(from + c * kLanes);
+#pragma GCC unroll 4
     for (int i = 0; i < R; ++i) {
       v16 weight = all(weights[i * kSplit + j]);
+#pragma GCC unroll 4
       for (int c = 0; c < C; ++c) sums[i][c] = multiply_add(weight, row[c], sums[i][c]);
     }
   }
+#pragma GCC unroll 4
   for (int i = 0; i < R; ++i) {
+#pragma GCC unroll 4
     for (int c = 0; c < C; ++c) store(values + i * stride + c * kLanes, sums[i][c]);
   }
 }
@@ -247,8 +295,10 @@ class Worker {
     if (keys.begin >= keys.end) return;
     const T* key = static_cast<const T*>(kv_.key.data) + tile.kv_head * kv_.key.head_stride;
     const T* value = static_cast<const T*>(kv_.value.data) + tile.kv_head * kv_.value.head_stride;
-    score_keys(queries, rows, key + keys.begin * kv_.key.token_stride, kv_.key.token_stride, a_.head_dim,
-               keys.end - keys.begin, scores + keys.begin - start);
+    // By sixteen, as long as there are that many: scores of keys that no row sees are not looked at.
+    int64_t first = keys.begin / kLanes * kLanes, last = std::min(padded(keys.end), kv_.num_keys);
+    score_keys(queries, rows, key + first * kv_.key.token_stride, kv_.key.token_stride, a_.head_dim, last - first,
+               scores + first - start);
     Span spans[kTileRows];
     for (int64_t row = 0; row < rows; ++row) {
       Span seen = span(tile.token(row));
@@ -292,7 +342,7 @@ class Worker {
     for (int64_t j = first; j < seen.begin; ++j) scores[j] = 0;
     for (int64_t j = seen.end; j < last; ++j) scores[j] = 0;
     bool bias_first = a_.bias.tensor && a_.bias_before_softcap;
-    for (int64_t j = first; j < last; ++j) scores[j] *= a_.scale;
+    for (int64_t j = first; j < last; j += kLanes) store(scores + j, load(scores + j) * a_.scale);
     if (bias_first) add_bias(tile, row, start, seen, scores);
     if (a_.softcap > 0) {
       map_lanes(scores + first, scores + first, last - first,
@@ -301,11 +351,13 @@ class Worker {
     if (a_.bias.tensor && !bias_first) add_bias(tile, row, start, seen, scores);
     for (int64_t j = first; j < seen.begin; ++j) scores[j] = -INFINITY;
     for (int64_t j = seen.end; j < last; ++j) scores[j] = -INFINITY;
-    v16 top = all(-INFINITY);
-    bool broken = false;
-    for (int64_t j = first; j < last; j += kLanes) top = larger(load(scores + j), top);
-    for (int64_t j = seen.begin; j < seen.end; ++j) broken |= scores[j] != scores[j];
-    partial.max = broken ? NAN : max_lanes(top);
+    v16 top = all(-INFINITY), sound = all(0.0f);
+    for (int64_t j = first; j < last; j += kLanes) {
+      v16 score = load(scores + j);
+      top = larger(score, top);
+      sound = select(score == score, sound, score);  // keeps a NaN, which is never larger
+    }
+    partial.max = any_nan(sound) ? NAN : max_lanes(top);
     if (partial.max == -INFINITY) {
       std::fill(scores + first, scores + last, 0.0f);
       return;

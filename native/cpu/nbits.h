@@ -6,8 +6,12 @@
 #include <vector>
 
 #include "cpu/check.h"
+#include "huge.h"
 
 namespace genai::GENAI_ISA {
+
+template <class T>
+using HugeVector = std::vector<T, HugePages<T>>;
 
 // Panels of sixteen rows. Levels of one panel: for every group of k, 64 bytes, row by row, four bytes a row.
 // 4 bits: a group is 8 k; byte j of a row holds k + j in its low and k + 4 + j in its high nibble.
@@ -16,9 +20,9 @@ namespace genai::GENAI_ISA {
 struct PackedWeights {
   int64_t n = 0, k = 0, bits = 4, block_size = 32;
   int64_t num_blocks = 0;          // of a row
-  std::vector<uint8_t> levels;     // [panel][block][group][64]
-  std::vector<float> scales;       // [panel][block][16]
-  std::vector<float> zeros;        // [panel][block][16]; empty: all `zero`
+  HugeVector<uint8_t> levels;      // [panel][block][group][64]
+  HugeVector<float> scales;        // [panel][block][16]
+  HugeVector<float> zeros;         // [panel][block][16]; empty: all `zero`
   std::vector<int32_t> int_zeros;  // the same as integers, where they are
   int32_t zero = 8;
 

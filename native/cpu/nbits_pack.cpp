@@ -50,7 +50,7 @@ void pack_rows(PackedWeights& to, const Tensor& levels, int64_t first, int64_t l
 }
 
 // [N][blocks] values -> [panel][block][16].
-void spread_values(const PackedWeights& to, const std::vector<float>& values, std::vector<float>& panels) {
+void spread_values(const PackedWeights& to, const std::vector<float>& values, HugeVector<float>& panels) {
   panels.assign((to.n + 15) / 16 * to.num_blocks * 16, 0.0f);
   for (int64_t row = 0; row < to.n; ++row) {
     for (int64_t b = 0; b < to.num_blocks; ++b) {

@@ -158,15 +158,11 @@ def test_growth_without_memory_changes_nothing(monkeypatch: pytest.MonkeyPatch) 
     on.reserve(10)
     on.set_past_len(10)
     before = [slot.buffer for slot in slots]
-    real, made = cpu._kv_buffer, []
 
-    def second_fails(*args):
-        made.append(args)
-        if len(made) == 2:
-            raise MemoryError
-        return real(*args)
+    def fails(nbytes: int) -> np.ndarray:
+        raise MemoryError(nbytes)
 
-    monkeypatch.setattr(cpu, "_kv_buffer", second_fails)
+    monkeypatch.setattr(cpu, "_aligned", fails)
     with pytest.raises(GenaiError, match="no memory for the KV of `512` tokens"):
         on.reserve(300)
     assert all(slot.buffer is old for slot, old in zip(slots, before, strict=True))
