@@ -27,7 +27,8 @@ def work(step: Step, slots: Sequence[KvSlot], held: int) -> Work:
     if step.kernel in ROW_READERS:
         return Work(_rows_read(step.inputs) + outputs, 0)
     if "key_slot" in step.attrs:
-        return _attention(step, slots, held, sum(inputs.values()) + outputs)
+        new = sum(tensor.nbytes for tensor in step.inputs[:3] if tensor is not None)  # of cos and sin one row a token
+        return _attention(step, slots, held, new + outputs)
     return Work(sum(inputs.values()) + outputs, 2 * prod(_matrix(step) or (0,)))
 
 

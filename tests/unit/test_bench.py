@@ -9,15 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from genai_cli.backends.cpu import CpuBackend
 from genai_cli.bench import table
 from genai_cli.bench.compare import compare, parse_percent, read_report
 from genai_cli.bench.energy import open_joules
 from genai_cli.bench.machine import Ceilings, Operations, weight_bytes_per_token
-from genai_cli.bench.report import Noise, Unavailable, ratio, result
+from genai_cli.bench.report import Noise, Unavailable, ratio, result, unequal
 from genai_cli.bench.session import Subject, Tools, bench
-from genai_cli.bench.trials import Arm, Meters, Phase, Trial, in_turn, phases
+from genai_cli.bench.trials import Arm, Meters, Phase, Trial, decode_trial, in_turn, phases, prefill_trial
 from genai_cli.errors import ExitCode, GenaiError
 from genai_cli.graph.ir import Graph, Initializer, Node
+from genai_cli.model import OpenOptions, open_model
 from genai_cli.report.json import dumps
 from genai_cli.runners.base import RunnerInfo
 
@@ -223,6 +225,37 @@ def test_both_engines_get_the_same_ids_and_no_trial_gets_those_of_another():
     assert native.fed[1:] == ort.fed[1:]  # behind the warm-up, in pairs
     fed = alone.fed + native.fed
     assert len(set(fed)) == len(fed)
+
+
+def test_a_warm_up_is_as_long_as_a_trial():
+    runners = []
+    measured(runners=runners, phases_=[Phase("prefill", 16)])
+    assert [len(ids) for ids in runners[0].fed] == [16] * 9
+
+
+def test_arms_that_were_not_fed_the_same_have_no_ratio():
+    def trial(arm, sha, num_tokens=8, cached=0):
+        return [Trial(arm, 0, 1.0, num_tokens, cached, sha, 2)]
+
+    assert unequal(trial("native", "a"), trial("ort", "a")) is None
+    assert (
+        unequal(trial("native", "a"), trial("ort", "b")) == "settings differ: native and ort were not fed the same ids"
+    )
+    assert "not fed the same ids" in unequal(trial("native", "a"), trial("ort", "a", num_tokens=1))
+    assert "a prefix hit: 7 tokens" in unequal(trial("native", "a", cached=7), trial("ort", "a"))
+
+
+def test_the_device_is_waited_for_before_the_clock_stops(monkeypatch):
+    happened = []
+    waited = CpuBackend.synchronize
+    monkeypatch.setattr(CpuBackend, "synchronize", lambda self: (happened.append("wait"), waited(self)))
+    package = Path(__file__).resolve().parents[2] / "fixtures" / "packages" / "llama-fp32-cpu"
+    runner = open_model(package, OpenOptions(threads=1, prefix_cache=False)).runner
+    meters = Meters(lambda: happened.append("clock") or float(len(happened)))
+    ids = np.arange(3, 9)
+    prefill_trial("native", 0, runner, ids, meters)
+    decode_trial("native", 0, runner, ids, ids[:2], 0, meters)
+    assert happened == ["clock", "wait", "clock", "clock", "wait", "wait", "clock"]
 
 
 def test_the_ids_come_from_the_seed():

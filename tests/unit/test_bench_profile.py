@@ -49,7 +49,9 @@ def test_attention_reads_the_kv_it_may_see(num_new, held, window, pairs, seen):
     slots = [SimpleNamespace(num_heads=2, head_dim=16, dtype=F32)] * 2
     query = tensor(1, num_new, 64)
     attrs = {"key_slot": 0, "value_slot": 1, "num_heads": 4, "local_window_size": window}
-    done = work(Step("genai.Attention", (query, None), (tensor(1, num_new, 64),), attrs), slots, held)
+    done = work(
+        Step("genai.Attention", (query, None, None, tensor(8192, 8)), (tensor(1, num_new, 64),), attrs), slots, held
+    )
     assert done.num_bytes == 2 * seen * 2 * 16 * 4 + 2 * num_new * 64 * 4
     assert done.num_ops == 2 * 4 * pairs * (16 + 16)
 
