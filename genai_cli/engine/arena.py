@@ -7,8 +7,14 @@ import numpy as np
 from genai_cli.backends.base import Backend, Tensor
 from genai_cli.engine.values import Storage
 
-_GRANULE = 4096  # bytes; sizes are rounded up so that blocks fit more often
+_GRANULE = 4096  # bytes; sizes are rounded up, at least to this
 _BYTE = np.dtype(np.uint8)
+
+
+def _rounded(nbytes: int) -> int:
+    """Up to three leading binary digits: steps of many lengths share blocks, whose pages are then already there."""
+    step = max(_GRANULE, 1 << max(0, nbytes.bit_length() - 3))
+    return -(-nbytes // step) * step
 
 
 class Arena:
@@ -30,7 +36,7 @@ class Arena:
     def take(self, shape: tuple[int, ...], dtype: np.dtype) -> tuple[Tensor, Storage]:
         """A tensor of this shape on a block of its own."""
         nbytes = max(1, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
-        wanted = -(-nbytes // _GRANULE) * _GRANULE
+        wanted = _rounded(nbytes)
         fitting = [block for block in self._free if wanted <= block.nbytes <= 4 * wanted]
         if fitting:
             block = min(fitting, key=lambda free: free.nbytes)
