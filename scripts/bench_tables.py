@@ -46,7 +46,8 @@ RUNS = [
     Run("batch", "smollm2-135m-int4", ("--vs", PEER, "--phases", "batch")),
     Run("micro", "smollm2-135m-int4", ("--micro",)),
     Run("micro-fp32", "smollm2-135m-fp32", ("--micro", "--only", "MatMul*")),
-    Run("profile", "smollm2-135m-int4", ("--profile", "--trace", str(REPORTS / "trace.json"))),
+    Run("profile", "smollm2-135m-int4",
+        ("--profile", "--new-tokens", "128", "--trace", str(REPORTS / "trace.json"))),
 ]  # fmt: skip
 
 
@@ -161,6 +162,13 @@ def micro(report: Report) -> str:
     return f"{head(report)}.\n\n{table(columns, rows)}"
 
 
+def of_section(section: Report) -> str:
+    """The phase and its length, or how many sequences share the step."""
+    if section["phase"] == "batch":
+        return f"{section['num_rows']} sequences behind {section['n_context']}"
+    return where(section)
+
+
 def profile(report: Report) -> str:
     """Time per op of every phase."""
     parts = []
@@ -174,7 +182,7 @@ def profile(report: Report) -> str:
         )  # fmt: skip
         shown = [[op, calls, f"{ms:.3f}", f"{share:.1%}"] for op, calls, ms, share in rows]
         parts.append(
-            f"{where(section)}: {section['step_ms']:.2f} ms a step, timing it costs {section['cost']:+.1%}.\n\n"
+            f"{of_section(section)}: {section['step_ms']:.2f} ms a step, timing it costs {section['cost']:+.1%}.\n\n"
             + table(["op", "calls", "ms", "share"], shown)
         )
     return f"{report['day']}, {report['threads']} threads, {report['isa']}.\n\n" + "\n\n".join(parts)

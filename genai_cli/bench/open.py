@@ -136,7 +136,7 @@ def run_profile(
     """Time per op of native's prefill and decode on the CPU."""
     context_len = load_decoder(open_package(model)).context_len
     found = phases(context_len, options.prompts, options.contexts, options.n_new)
-    return profile(model, found, _native_options(place, isa), options.seed, trace, progress)
+    return profile(model, found, options.batch.count, _native_options(place, isa), options.seed, trace, progress)
 
 
 def micro(

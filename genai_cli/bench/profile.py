@@ -21,6 +21,7 @@ from genai_cli.bench.work import Work, shape_of, work
 from genai_cli.engine.engine import Engine
 from genai_cli.errors import GenaiError
 from genai_cli.model import OpenOptions, open_model
+from genai_cli.runners.base import Runner
 from genai_cli.runners.native import NativeRunner
 from genai_cli.runners.pipeline import PipelineRunner
 from genai_cli.sampling import SamplingOptions, sample
@@ -51,6 +52,7 @@ class Section:
     phase: str
     n_prompt: int
     n_context: int
+    num_rows: int
     num_steps: int
     step_ms: float
     cost: float
@@ -77,6 +79,7 @@ class TimedStep:
     start_ns: int
     end_ns: int
     spans: list[Span]
+    num_rows: int = 1
 
     @property
     def ns(self) -> int:
@@ -102,11 +105,28 @@ class Profiled:
         held = self.runner.length
         return ended - started, TimedStep(name, held, started, ended, spans) if timed else None
 
+    def step_rows(
+        self, name: str, ids: np.ndarray, seats: list[Runner], *, timed: bool
+    ) -> tuple[int, TimedStep | None]:
+        """The same for one token each of several sequences."""
+        assert isinstance(self.runner, NativeRunner)
+        self.backend.profile(timed)
+        started = time.perf_counter_ns()
+        for row in self.runner.step_rows(ids, seats):
+            sample(row, SamplingOptions(), [], 0)
+        ended = time.perf_counter_ns()
+        spans = self.backend.take_spans()
+        self.backend.profile(False)
+        held = sum(seat.length for seat in seats)
+        return ended - started, TimedStep(name, held, started, ended, spans, len(seats)) if timed else None
+
 
 def profile(
-    model: Path, phases: list[Phase], options: OpenOptions, seed: int, trace: Path | None, progress: Progress
-) -> ProfileReport:
-    """Profile prefill and decode of a package on native; `trace` gets every span. GenaiError off the CPU."""
+    model: Path, phases: list[Phase], num_rows: int, options: OpenOptions, seed: int, trace: Path | None,
+    progress: Progress,
+) -> ProfileReport:  # fmt: skip
+    """Profile prefill, decode, and steps shared by `num_rows` sequences (where the model can), of a package on native;
+    `trace` gets every span. GenaiError off the CPU."""
     runner = open_model(model, options).runner
     subject = profiled(runner)
     sections, steps = [], []
@@ -116,6 +136,12 @@ def profile(
             untimed, timed = (_decode if phase.kind == "decode" else _prefill)(subject, phase, seed)
             sections.append(_section(subject, phase, untimed, timed))
             steps += timed
+    decodes = [phase for phase in phases if phase.kind == "decode" and phase.is_timed]
+    if num_rows > 1 and decodes and isinstance(runner, NativeRunner) and runner.supports_rows().supported:
+        progress(f"{num_rows} sequences a step")
+        untimed, timed = _rows(runner, subject, decodes[0], num_rows, seed)
+        sections.append(_section(subject, decodes[0], untimed, timed))
+        steps += timed
     if trace is not None:
         _write(trace, steps, subject)
     return ProfileReport(str(model), runner.info.threads, subject.backend.description, sections)
@@ -175,20 +201,34 @@ def _decode(subject: Profiled, phase: Phase, seed: int) -> tuple[list[int], list
     return untimed, timed
 
 
+def _rows(
+    runner: NativeRunner, subject: Profiled, phase: Phase, num_rows: int, seed: int
+) -> tuple[list[int], list[TimedStep]]:  # fmt: skip
+    seats: list[Runner] = [runner.seat() for _ in range(num_rows)]
+    ids = np.stack([draw_ids(phase, runner.vocab_size, seed, number) for number in range(num_rows)])
+    for seat, row in zip(seats, ids, strict=True):
+        seat.step(row[: phase.n_context])
+    untimed, timed = [], []
+    for number in range(phase.n_new):
+        name = f"{num_rows} sequences behind {phase.n_context + number}"
+        ns, found = subject.step_rows(name, ids[:, phase.n_context + number], seats, timed=number % 4 in (2, 3))
+        if found:
+            timed.append(found)
+        elif number:
+            untimed.append(ns)
+    return untimed, timed
+
+
 def _section(subject: Profiled, phase: Phase, untimed: list[int], timed: list[TimedStep]) -> Section:
     if not timed or not untimed:
         raise GenaiError(f"{phase.kind}: too few steps to profile", hint="--new-tokens 32")
     step_ns = sum(step.ns for step in timed) / len(timed)
     cost = median(step.ns for step in timed) / median(untimed) - 1
+    num_rows = timed[0].num_rows
     return Section(
-        phase.kind,
-        phase.n_prompt,
-        phase.n_context,
-        len(timed),
-        step_ns / 1e6,
-        cost,
-        rows_of(subject.engine.slots, timed),
-    )
+        "batch" if num_rows > 1 else phase.kind, phase.n_prompt, phase.n_context, num_rows, len(timed), step_ns / 1e6,
+        cost, rows_of(subject.engine.slots, timed),
+    )  # fmt: skip
 
 
 def rows_of(slots: Sequence[KvSlot], timed: list[TimedStep]) -> list[Row]:
@@ -197,7 +237,7 @@ def rows_of(slots: Sequence[KvSlot], timed: list[TimedStep]) -> list[Row]:
     calls: dict[tuple[str, str], list[tuple[int, Work]]] = defaultdict(list)
     for step in timed:
         for span in step.spans:
-            done = work(span.step, slots, step.held)
+            done = work(span.step, slots, step.held, step.num_rows)
             calls[span.step.kernel, shape_of(span.step)].append((span.end_ns - span.start_ns, done))
     rows = [_row(*key, found, len(timed), step_ns) for key, found in calls.items()]
     outside = step_ns - sum(row.ms for row in rows) * 1e6
@@ -231,7 +271,7 @@ def trace_document(steps: list[TimedStep], slots: Sequence[KvSlot], origin: int)
     for step in steps:
         events.append(_event(step.name, 1, step.start_ns - origin, step.ns, {}))
         for span in step.spans:
-            ns, done = span.end_ns - span.start_ns, work(span.step, slots, step.held)
+            ns, done = span.end_ns - span.start_ns, work(span.step, slots, step.held, step.num_rows)
             args = {"shape": shape_of(span.step), "bytes": done.num_bytes, "operations": done.num_ops}
             events.append(_event(span.step.kernel, 2, span.start_ns - origin, ns, args))
     return {"traceEvents": events, "displayTimeUnit": "ns"}

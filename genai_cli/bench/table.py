@@ -119,6 +119,7 @@ PROFILE_COLUMNS = ["op", "shape", "calls", "ms", "share", "GB/s", "GFLOP/s"]
 def profile_title(report: ProfileReport, section: Section) -> str:
     """Phase, step time and what timing it cost."""
     where = f"{section.n_prompt} tokens" if section.phase == "prefill" else f"behind {section.n_context}"
+    where += f", {section.num_rows} sequences" if section.num_rows > 1 else ""
     return (
         f"{report.model}: {section.phase} {where}, {report.threads} threads, {report.isa}: {section.step_ms:.3f} ms a "
         f"step (mean of {section.num_steps}; timing it costs {section.cost:+.1%})"

@@ -20,15 +20,16 @@ class Work:
     num_ops: int
 
 
-def work(step: Step, slots: Sequence[KvSlot], held: int) -> Work:
-    """Of one call. `held` is the number of tokens in the KV when it ran, the new ones included."""
+def work(step: Step, slots: Sequence[KvSlot], held: int, num_rows: int = 1) -> Work:
+    """Of one call. `held` is the number of tokens in the KV when it ran, the new ones included; of `num_rows` sequences
+    that share the step, of all together."""
     outputs = sum(tensor.nbytes for tensor in step.outputs if tensor is not None)
     inputs = {tensor.address: tensor.nbytes for tensor in step.inputs if tensor is not None}  # one memory is read once
     if step.kernel in ROW_READERS:
         return Work(_rows_read(step.inputs) + outputs, 0)
     if "key_slot" in step.attrs:
         new = sum(tensor.nbytes for tensor in step.inputs[:3] if tensor is not None)  # of cos and sin one row a token
-        return _attention(step, slots, held, new + outputs)
+        return _attention(step, slots, held, num_rows, new + outputs)
     return Work(sum(inputs.values()) + outputs, 2 * prod(_matrix(step) or (0,)))
 
 
@@ -50,14 +51,15 @@ def _rows_read(inputs: Sequence[Tensor | None]) -> int:
     return indices.nbytes + sum(tensor.nbytes * read // rows for tensor in (table, *others))
 
 
-def _attention(step: Step, slots: Sequence[KvSlot], held: int, moved: int) -> Work:
+def _attention(step: Step, slots: Sequence[KvSlot], held: int, num_rows: int, moved: int) -> Work:
     key, value = slots[step.attrs["key_slot"]], slots[step.attrs["value_slot"]]
     window = step.attrs.get("local_window_size", -1)
-    seen = held if window is None or window < 0 else min(held, window)
+    seen = held if window is None or window < 0 else min(held, window * num_rows)
     kv = seen * sum(slot.num_heads * slot.head_dim * slot.dtype.itemsize for slot in (key, value))
     num_heads = step.attrs.get("num_heads") or key.num_heads
     query = step.inputs[0]
     num_new = 1 if query is None else query.shape[-2] if len(query.shape) == 4 else query.shape[1]
+    num_new //= num_rows
     pairs = num_new * seen - num_new * (num_new - 1) // 2  # of query and key; those of later keys are masked
     return Work(kv + moved, 2 * num_heads * max(0, pairs) * (key.head_dim + value.head_dim))
 

@@ -113,12 +113,12 @@ def test_compare(report, tmp_path):
 
 def test_profile(tmp_path):
     trace = tmp_path / "t.json"
-    done = genai(LLAMA, *QUICK, "--profile", "--trace", trace, "--json")
+    done = genai(LLAMA, *QUICK, "--batch", "3", "--profile", "--trace", trace, "--json")
     assert done.returncode == 0, done.stderr
     made = json.loads(done.stdout)
     assert made["schema"] == "genai.profile/1"
-    assert [(s["phase"], s["n_prompt"], s["n_context"]) for s in made["sections"]] == [
-        ("prefill", 8, 0), ("prefill", 24, 0), ("decode", 0, 16),
+    assert [(s["phase"], s["n_prompt"], s["n_context"], s["num_rows"]) for s in made["sections"]] == [
+        ("prefill", 8, 0, 1), ("prefill", 24, 0, 1), ("decode", 0, 16, 1), ("batch", 0, 16, 3),
     ]  # fmt: skip
     for section in made["sections"]:
         assert sum(row["share"] for row in section["rows"]) == pytest.approx(1)

@@ -56,6 +56,15 @@ def test_attention_reads_the_kv_it_may_see(num_new, held, window, pairs, seen):
     assert done.num_ops == 2 * 4 * pairs * (16 + 16)
 
 
+def test_sequences_that_share_a_step_read_their_kv_each():
+    slots = [SimpleNamespace(num_heads=2, head_dim=16, dtype=F32)] * 2
+    attrs = {"key_slot": 0, "value_slot": 1, "num_heads": 4}
+    step = Step("genai.Attention", (tensor(1, 3, 64),), (tensor(1, 3, 64),), attrs)
+    done = work(step, slots, 5 + 6 + 7, num_rows=3)
+    assert done.num_bytes == 2 * 18 * 2 * 16 * 4 + 2 * 3 * 64 * 4
+    assert done.num_ops == 2 * 4 * 18 * (16 + 16)
+
+
 def timed():
     matmul = Step("MatMul", (tensor(1, 1, 8), tensor(8, 5)), (tensor(1, 1, 5),))
     add = Step("Add", (tensor(5), tensor(5)), (tensor(5),))
@@ -78,7 +87,7 @@ def test_the_table_shows_an_op_with_its_shapes_below():
     wide = Step("Add", (tensor(9), tensor(9)), (tensor(9),))
     step = timed()
     step.spans.append(Span(wide, 800, 900))
-    section = Section("decode", 0, 9, 1, 1e-3, 0.01, rows_of([], [step]))
+    section = Section("decode", 0, 9, 1, 1, 1e-3, 0.01, rows_of([], [step]))
     lines = table.profile_rows(section)
     assert [line[:3] for line in lines] == [
         [OUTSIDE, "", "1"], ["Add", "", "3"], ["", "5", "2"], ["", "9", "1"], ["MatMul", "1×8 → 5", "1"],
