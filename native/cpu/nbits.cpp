@@ -28,11 +28,13 @@ struct RowsTag;
 struct SumsTag;
 struct WideTag;
 
-// Rows of A as int8, with what the zero points need.
+// Rows of A as int8, with what the zero points need. Rows that share a tile lie side by side, so that a kernel walks
+// along one address: a tile of R rows (kTile, the last one fewer) begins at its first row's place and is [k / 4][R][4]
+// of levels, [block][R] of scales and starts.
 struct IntRows {
-  int8_t* levels;   // [M, blocks * block_size]
-  float* scales;    // [M, blocks]
-  int32_t* starts;  // [M, blocks]: minus the sum of the block's levels, times the zero point where all share one
+  int8_t* levels;
+  float* scales;
+  int32_t* starts;  // minus the sum of the block's levels, times the zero point where all share one
 };
 
 // Sixteen levels as bytes.
@@ -53,8 +55,9 @@ inline int32_t sum_lanes(const m16& x) {
   return sum;
 }
 
-// Rounds a block of `count` elements, padded with zeros to `size`, a multiple of 16; returns the sum of its levels.
-int32_t quantize_block(const float* x, int64_t count, int64_t size, int8_t* levels, float& scale) {
+// Rounds a block of `count` elements, padded with zeros to `size`, a multiple of 16; four levels every `stride` bytes.
+// Returns the sum of its levels.
+int32_t quantize_block(const float* x, int64_t count, int64_t size, int8_t* levels, int64_t stride, float& scale) {
   constexpr float kRound = 12582912.0f;       // 1.5 * 2^23: adding it leaves the integer, rounded half to even,
   constexpr int32_t kRoundBits = 0x4b400000;  // in the low bits
   auto at = [&](int64_t i) {
@@ -70,17 +73,21 @@ int32_t quantize_block(const float* x, int64_t count, int64_t size, int8_t* leve
   m16 sum{};
   for (int64_t i = 0; i < size; i += kLanes) {
     m16 level = float_as_bits(at(i) * inverse + kRound) - kRoundBits;
-    store_bytes(levels + i, level);
+    int8_t bytes[kLanes];
+    store_bytes(bytes, level);
+    for (int64_t j = 0; j < kLanes; j += 4) std::memcpy(levels + (i + j) / 4 * stride, bytes + j, 4);
     sum += level;
   }
   return sum_lanes(sum);
 }
 
-void quantize_row(const PackedWeights& w, const float* x, int64_t row, const IntRows& to) {
+void quantize_row(const PackedWeights& w, const float* x, int64_t row, int64_t num_rows, const IntRows& to) {
+  int64_t tile = row / kTile * kTile, rows = std::min<int64_t>(kTile, num_rows - tile), place = row - tile;
   for (int64_t b = 0; b < w.num_blocks; ++b) {
-    int64_t first = b * w.block_size, at = row * w.num_blocks + b;
+    int64_t first = b * w.block_size, at = tile * w.num_blocks + b * rows + place;
     int64_t count = std::min(w.block_size, w.k - first);
-    int32_t sum = quantize_block(x + first, count, w.block_size, to.levels + at * w.block_size, to.scales[at]);
+    int8_t* levels = to.levels + tile * w.num_blocks * w.block_size + first * rows + place * 4;
+    int32_t sum = quantize_block(x + first, count, w.block_size, levels, rows * 4, to.scales[at]);
     to.starts[at] = w.int_zeros.empty() ? -w.zero * sum : -sum;
   }
 }
@@ -166,32 +173,34 @@ void panel_int(const PackedWeights& w, const IntRows& rows, int64_t first, int64
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) totals[r] = all(0.0f);
   const uint8_t* levels = w.levels.data() + panel * w.panel_bytes();
-  int64_t groups = w.groups(), stride = w.num_blocks * w.block_size;
+  int64_t groups = w.groups();
+  const int8_t* x = rows.levels + first * w.num_blocks * w.block_size;
+  const float* row_scales = rows.scales + first * w.num_blocks;
+  const int32_t* starts = rows.starts + first * w.num_blocks;
   for (int64_t b = 0; b < w.num_blocks; ++b) {
     int64_t at = (panel * w.num_blocks + b) * 16;
     m16 even[kRows], odd[kTwo ? kRows : 1];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      even[r] = start_of(w, rows.starts[(first + r) * w.num_blocks + b], at);
+      even[r] = start_of(w, starts[b * kRows + r], at);
       if constexpr (kTwo) odd[r] = m16{};
     }
-    const int8_t* x = rows.levels + first * stride + b * w.block_size;
     if (w.bits == 4) {
-      for (int64_t g = 0; g < groups; ++g, levels += 64, x += 8) {
+      for (int64_t g = 0; g < groups; ++g, levels += 64, x += 8 * kRows) {
         Bytes both = load_bytes(levels), low = both & uint8_t{15}, high = (both >> 4) & uint8_t{15};
 #pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) even[r] = dot_four<true>(even[r], low, four_at(x + r * stride));
+        for (int r = 0; r < kRows; ++r) even[r] = dot_four<true>(even[r], low, four_at(x + r * 4));
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
           m16& sum = kTwo ? odd[kTwo ? r : 0] : even[r];
-          sum = dot_four<true>(sum, high, four_at(x + r * stride + 4));
+          sum = dot_four<true>(sum, high, four_at(x + (kRows + r) * 4));
         }
       }
     } else {
-      for (int64_t g = 0; g < groups; ++g, levels += 64, x += 4) {
+      for (int64_t g = 0; g < groups; ++g, levels += 64, x += 4 * kRows) {
         Bytes bytes = load_bytes(levels);
 #pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) even[r] = dot_four<false>(even[r], bytes, four_at(x + r * stride));
+        for (int r = 0; r < kRows; ++r) even[r] = dot_four<false>(even[r], bytes, four_at(x + r * 4));
       }
     }
     v16 scale = load(w.scales.data() + at);
@@ -199,7 +208,7 @@ void panel_int(const PackedWeights& w, const IntRows& rows, int64_t first, int64
     for (int r = 0; r < kRows; ++r) {
       m16 sum = even[r];
       if constexpr (kTwo) sum += odd[r];
-      totals[r] = multiply_add(as_float(sum), scale * rows.scales[(first + r) * w.num_blocks + b], totals[r]);
+      totals[r] = multiply_add(as_float(sum), scale * row_scales[b * kRows + r], totals[r]);
     }
   }
 #pragma GCC unroll 8
@@ -305,7 +314,7 @@ Step int_step(Problem p) {
     const float* a = float_rows(p);
     int64_t grain = std::max<int64_t>(1, 16384 / std::max<int64_t>(1, w.k));
     context.pool.parallel_for(p.m, grain, [&](int64_t begin, int64_t end, int) {
-      for (int64_t row = begin; row < end; ++row) quantize_row(w, a + row * w.k, row, rows);
+      for (int64_t row = begin; row < end; ++row) quantize_row(w, a + row * w.k, row, p.m, rows);
     });
     context.pool.parallel_for(panels_of(p), grain_of(p), [&](int64_t begin, int64_t end, int) {
       for (int64_t panel = begin; panel < end; ++panel) int_panel(p, rows, panel);
