@@ -19,11 +19,11 @@ from genai_cli import __version__
 from genai_cli.backends.base import Backend
 from genai_cli.checks import evidence, floor, layers, likelihood, liveness, preflight, user_mode
 from genai_cli.checks.f64 import f64_run
-from genai_cli.checks.layers import TappedRunner
 from genai_cli.checks.limits import KAPPA, Bound, ceiling
 from genai_cli.checks.op_battery import RunModel
 from genai_cli.checks.oracles import DEFAULTS, Golden, OpenModel, Oracle, load_golden, parse_kind, save_golden
 from genai_cli.checks.paths import Path, Run, forced, greedy_path, prefilled
+from genai_cli.checks.taps import TappedRunner
 from genai_cli.checks.verdict import Judgement, judge
 from genai_cli.errors import ExitCode, GenaiError
 from genai_cli.graph.ir import Graph
@@ -330,11 +330,13 @@ def locate(
         found.place = "not localised: golden logits have no layers"
         return
     progress("layers")
+    planted = settings.transform or (lambda graph: graph)
     native = target.open_native(exact=exact, transform=settings.transform)
     try:
         worst = evidence.worst_input(runs, oracles.references)
         located = layers.localise(
-            native, oracles.oracle, target.graph, oracles.paths[worst], runs[worst], oracles.references[worst],
+            native, lambda change: target.open_native(exact=exact, transform=lambda graph: change(planted(graph))),
+            oracles.oracle, target.graph, oracles.paths[worst], runs[worst], oracles.references[worst],
             oracles.floor, progress, settings.explain,
         )  # fmt: skip
     finally:

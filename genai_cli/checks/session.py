@@ -28,7 +28,7 @@ from genai_cli.checks.verdict import judge
 from genai_cli.errors import ExitCode, GenaiError
 from genai_cli.package.open import open_package
 from genai_cli.package.prompts import open_tokenizer
-from genai_cli.report.parity import Check, Override, ParityReport
+from genai_cli.report.parity import Check, Flip, Override, ParityReport
 from genai_cli.runners.base import Runner
 from genai_cli.text.tokenizer import Tokenizer
 
@@ -68,6 +68,7 @@ def run(model: Path, request: Request, settings: Settings, place: Place, progres
     report = parity(target, prompts, settings, progress)
     checks.append(transport_check(target, prompts[0]))
     report = rejudged(replace(report, checks=[*checks, *report.checks]), settings)
+    report = replace(report, flips=[_spelled(flip, model) for flip in report.flips])
     if request.prove and report.exit_code == ExitCode.OK:
         report = prove(target, prompts, settings, report, progress)
     if request.perf:
@@ -147,6 +148,14 @@ def prompts_of(model: Path, target: Target, request: Request, seed: int) -> tupl
     limit = None if request.texts else DEFAULT_TOKENS
     prompts = [Prompt(str(i), np.array(ids[:limit], np.int64)) for i, ids in enumerate(encoded)]
     return prompts, [tokenizer_check(texts, encoded, tokenizer.decode)]
+
+
+def _spelled(flip: Flip, model: Path) -> Flip:
+    """The two tokens as text, where the package has a tokenizer."""
+    if open_package(model).tokenizer is None:
+        return flip
+    decode = _tokenizer(model).decode
+    return replace(flip, native_text=decode([flip.native]), oracle_text=decode([flip.oracle]))
 
 
 @lru_cache(maxsize=1)

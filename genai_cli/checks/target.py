@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from genai_cli.backends.base import Backend
-from genai_cli.checks.layers import TappedRunner
 from genai_cli.checks.oracles import OpenModel, OracleRunner
 from genai_cli.checks.parity import OpenNative, Target, Transform
+from genai_cli.checks.taps import TappedRunner
 from genai_cli.engine.component import NativeComponent
 from genai_cli.engine.engine import Engine
 from genai_cli.graph.io import DecoderIo

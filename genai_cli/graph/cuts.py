@@ -14,7 +14,7 @@ import numpy as np
 
 from genai_cli.graph.io import DecoderIo
 from genai_cli.graph.ir import Graph, Node
-from genai_cli.graph.twins import Twin
+from genai_cli.graph.twins import NORM_INPUTS, Twin
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,8 @@ class Block:
     layer: int  # the number in the graph's KV names; -1 where the block has no KV (recurrent)
     outputs: tuple[str, ...]
     nodes: tuple[str, ...]  # names of outputs, in order
+
+    skip_norm: str = ""  # op_type of a skip-and-norm that ends the block: its sum is the cut, its norm the next block's
 
     @property
     def residual(self) -> str:
@@ -127,7 +129,8 @@ def blocks(graph: Graph, io: DecoderIo) -> list[Block]:
         outputs = _used_outputs(graph, end)
         inner = [node.outputs[0] for node in graph.nodes[start + 1 : position[id(end)]]]
         before = list(made[-1].outputs[:-1]) if made else []
-        made.append(Block(k, layer, outputs, (*before, *inner, outputs[-1])))
+        skip_norm = end.op_type if end.op_type in NORM_INPUTS and len(outputs) > 1 else ""
+        made.append(Block(k, layer, outputs, (*before, *inner, outputs[-1]), skip_norm))
         start = position[id(end)]
     return made
 

@@ -24,6 +24,8 @@ _CODES = {dtype: code for code, dtype in DTYPES.items()}
 _TYPE_ATTRS = ("to", "dtype", "output_dtype", "stash_type")  # attributes that hold a TensorProto type
 PROTOBUF_LIMIT = 2**31 - 1  # bytes a serialized message may have
 NARROW = "/narrow"  # ends the name of a 16-bit weight whose own name is that of its f32 values
+# Inputs that belong to the norm: input, skip, gamma (and beta); a bias after them belongs to the sum
+NORM_INPUTS = {"SkipSimplifiedLayerNormalization": 3, "SkipLayerNormalization": 4}
 NUDGE_MAX_BYTES = 1 << 24  # weights worth copying into the twin to change one element
 
 
@@ -134,11 +136,23 @@ class Twin:
     def splice(self, values: Mapping[str, np.ndarray]) -> Twin:
         """Everyone who reads one of these values gets the given array; what made it still runs."""
         for name, array in values.items():
-            constant = f"{name}/spliced"
-            self._rewire(name, constant)
-            self.graph.initializer.append(_tensor_proto(np.ascontiguousarray(array), constant))
+            self._rewire(name, self._constant(f"{name}/spliced", array))
         self.changes.append(f"{len(values)} values spliced")
         return self
+
+    def splice_sum(self, name: str, array: np.ndarray) -> Twin:
+        """The skip-and-norm that makes the sum `name` gets `array` and zero to add: its norm is of the given sum."""
+        maker = next(node for node in self.graph.node if name in node.output)
+        given = self._constant(f"{name}/spliced", array), self._constant(f"{name}/zero", np.zeros_like(array))
+        kept = list(maker.input[2 : NORM_INPUTS[maker.op_type]])
+        del maker.input[:]
+        maker.input.extend([*given, *kept])
+        self.changes.append(f"sum {name} spliced")
+        return self
+
+    def _constant(self, name: str, array: np.ndarray) -> str:
+        self.graph.initializer.append(_tensor_proto(np.ascontiguousarray(array), name))
+        return name
 
     def nudgeable(self) -> list[str]:
         """Float weights that are read by a node and small enough to copy, in file order."""

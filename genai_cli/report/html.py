@@ -30,13 +30,15 @@ th,td{text-align:left;padding:4px 10px 4px 0;
 border-bottom:1px solid var(--line);vertical-align:top}
 td.n{font-variant-numeric:tabular-nums;white-space:nowrap}
 code{font:12.5px ui-monospace,monospace;overflow-wrap:anywhere}
-svg{max-width:100%;height:auto;display:block}
+svg{max-width:min(100%,560px);height:auto;display:block}
+svg.wide{max-width:100%}
 svg text{fill:var(--soft);font:11px system-ui,sans-serif}
 .grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(420px,1fr));gap:16px}
 .grid section{margin-top:0}
 .grid{margin-top:16px}
 """
 MAX_FLIPS = 20  # rows shown
+OPEN_ROWS = 12  # a longer table of KV components is folded
 _CLASS = {0: "pass", 1: "fail"}
 
 
@@ -51,6 +53,7 @@ def page(report: ParityReport) -> str:
         _section("Layers", waterfall(report.layers, report.splice), _LAYER_NOTE) if report.layers else "",
         "</div>",
         _section("Checks", _checks(report), ""),
+        _section("Shares", _splices(report), _SPLICE_NOTE) if report.splice else "",
         _section("Flips", _flips(report), "") if report.flips else "",
         _section("KV", _kv(report.kv), _KV_NOTE) if report.kv else "",
         _section("The oracle's own noise", _floor(report.floor), "") if report.floor else "",
@@ -65,9 +68,14 @@ def page(report: ParityReport) -> str:
 _SCATTER_NOTE = (
     "Across: how far the oracle's first token was ahead of its second. Up: how far a deciding logit moved. Above the"
     " diagonal (margin = 2 x delta) a token can flip; above the dashed line a difference is no noise of the oracle's."
+    " Red: native chose another token."
 )
 _LAYER_NOTE = (
     "NMSE at the cut after each layer (bar), its limit (tick), and the share of the final difference made in it."
+)
+_SPLICE_NOTE = (
+    "One engine up to a cut, the other after it; or the oracle's past with a part of native's. Each row's contributions"
+    " sum to what the gap between the two tokens in question moved by."
 )
 _KV_NOTE = "Largest difference by head (row) and position (column); darker is larger, on one scale a component."
 
@@ -105,9 +113,27 @@ def _checks(report: ParityReport) -> str:
 
 def _flips(report: ParityReport) -> str:
     rows = [
-        (f.input, f.pos, f.native, f.oracle, f.class_, f.margin, f.pair_delta, f.bound, f.arbiter) for f in report.flips
-    ]
-    return _table(("input", "position", "native", "oracle", "class", "margin", "pair delta", "bound", "arbiter"), rows)
+        (f.input, f.pos, _token(f.native, f.native_text), _token(f.oracle, f.oracle_text), f.class_, f.margin,
+         f.pair_delta, f.bound, f.arbiter)
+        for f in report.flips[:MAX_FLIPS]
+    ]  # fmt: skip
+    head = ("input", "position", "native", "oracle", "class", "margin", "pair delta", "bound", "arbiter")
+    more = len(report.flips) - MAX_FLIPS
+    return _table(head, rows) + (f'<p class="soft">and {more} more in the JSON report</p>' if more > 0 else "")
+
+
+def _token(id_: int, text: str) -> str:
+    return f"{text!r} ({id_})" if text else str(id_)
+
+
+def _splices(report: ParityReport) -> str:
+    rows = [(s.direction, s.pos, s.observed, s.sum_check, _parts(s)) for s in report.splice]
+    return _table(("what was exchanged", "position", "gap moved by", "sum off by", "contributions (logits)"), rows)
+
+
+def _parts(splice: Splice) -> str:
+    pairs = zip(splice.parts, splice.contributions, strict=False)
+    return ", ".join(f"{name} {number(part)}" for name, part in pairs)
 
 
 def _floor(floor: Floor) -> str:
@@ -229,7 +255,7 @@ def waterfall(layers: Sequence[Layer], splice: Sequence[Splice]) -> str:
         bad = layer.limit is not None and not layer.accumulated <= layer.limit
         colour = "var(--bad)" if bad else "var(--good)"
         tick = left + reach(layer.limit or 10.0**low)
-        share = "" if layer.share is None else f"  {100 * layer.share:.3g} %"
+        share = "" if layer.share is None else f"   {round(100 * layer.share, 1) + 0.0:.1f} %"
         parts.append(
             f'<text x="{left - 6}" y="{y + 12}" text-anchor="end">layer {layer.k}</text>'
             f'<rect x="{left}" y="{y}" width="{max(reach(layer.accumulated), 1):.1f}" height="14" rx="2"'
@@ -241,7 +267,7 @@ def waterfall(layers: Sequence[Layer], splice: Sequence[Splice]) -> str:
     note = "".join(
         f'<p class="soft">Shares sum to the observed change of {number(s.observed)} logits at position {s.pos}'
         f" (off by {number(s.sum_check)}).</p>"
-        for s in splice
+        for s in splice[:1]
     )
     return f'<svg viewBox="0 0 {_W} {height}" role="img" aria-label="layers">{"".join(parts)}</svg>{note}'
 
@@ -249,10 +275,18 @@ def waterfall(layers: Sequence[Layer], splice: Sequence[Splice]) -> str:
 def _kv(rows: Sequence[KvRow]) -> str:
     table = _table(
         ("layer", "tensor", "NMSE", "limit", "max ULP", "bit-equal", "worst at", "cause"),
-        [(r.layer, r.tensor, r.nmse, r.limit, r.max_ulp, r.equal, str(r.worst), r.cause) for r in rows],
+        [(r.layer, r.tensor, r.nmse, r.limit, r.max_ulp, r.equal, _where(r.worst), r.cause) for r in rows],
     )
     worst = sorted((r for r in rows if r.by_head), key=lambda r: -(r.nmse if math.isfinite(r.nmse) else math.inf))[:4]
-    return table + "".join(f'<p class="soft">layer {r.layer} {r.tensor}</p>{heat_map(r.by_head)}' for r in worst)
+    maps = "".join(f'<p class="soft">layer {r.layer} {r.tensor}</p>{heat_map(r.by_head)}' for r in worst)
+    return (
+        maps
+        + f"<details{' open' if len(rows) <= 12 else ''}><summary>all {len(rows)} components</summary>{table}</details>"
+    )
+
+
+def _where(worst: dict[str, int]) -> str:
+    return " ".join(f"{name} {index}" for name, index in worst.items())
 
 
 def heat_map(by_head: Sequence[Sequence[float]]) -> str:
@@ -278,7 +312,9 @@ def heat_map(by_head: Sequence[Sequence[float]]) -> str:
                 f' fill-opacity="{depth:.2f}"><title>head {head} position {pos}: {number(value)}</title></rect>'
             )
         cells.append(f'<text x="34" y="{head * 14 + 11}" text-anchor="end">h{head}</text>')
-    return f'<svg viewBox="0 0 {40 + count * size + 4:.0f} {14 * len(by_head) + 2}" role="img">{"".join(cells)}</svg>'
+    width = 40 + count * size + 4
+    box = f'width="{width:.0f}" viewBox="0 0 {width:.0f} {14 * len(by_head) + 2}"'
+    return f'<svg class="wide" {box} role="img">{"".join(cells)}</svg>'
 
 
 def _share(value: float, low: float, high: float) -> float:

@@ -42,6 +42,8 @@ class Flip:
     class_: str
     arbiter: str
     expected: str = ""  # the reason of a matching --expect-flip
+    native_text: str = ""  # the tokens as text, where there is a tokenizer
+    oracle_text: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class Splice:
     observed: float  # change of the gap between the two tokens, in logits
     sum_check: float  # |sum of the contributions - observed|
     contributions: list[float]
+    parts: list[str] = field(default_factory=list)  # what each contribution is of
 
 
 @dataclass(frozen=True)

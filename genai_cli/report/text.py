@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from genai_cli.report.parity import Check, ParityReport
+from genai_cli.report.parity import Check, ParityReport, Splice
 
 _SHOWN = {"logits.nmse": "logits", "kv.value": "kv", "ops": "ops", "ops.quantized": "ops"}
 
@@ -55,7 +56,7 @@ def lines(report: ParityReport) -> list[str]:
     made = [headline(report)]
     if report.exit_code == 1 and report.place:
         made.append(f"      {report.reason}")
-    made += [f"      {line}" for line in _flip_lines(report)]
+    made += [f"      {line}" for line in [*share_lines(report), *_flip_lines(report)]]
     made += [f"      {line}" for line in _check_lines(report)]
     made += [f"      warning: {warning}" for warning in report.warnings]
     made += [f"      override: {o.key} = {o.value} ({o.reason})" for o in report.overrides]
@@ -72,6 +73,27 @@ def lines(report: ParityReport) -> list[str]:
         )
     made.append(f"      next    {report.next_command}      {report.elapsed_s:.1f} s")
     return made
+
+
+def share_lines(report: ParityReport) -> list[str]:
+    """Where the difference at one position was made, and what of it the cached past of the first bad layer carries."""
+    total = next((s for s in report.splice if s.direction == "native then oracle"), None)
+    if total is None or not total.observed:
+        return []
+    made = [
+        f"shares  at position {total.pos} the gap of two tokens moved by {number(total.observed)}:"
+        f" {_percents(total, total.observed)}"
+    ]
+    for found in report.splice:
+        if found.direction.startswith("KV of layer") and found.direction.count(" ") == 3:
+            made.append(f"        of it through {found.direction}: {_percents(found, total.observed)}")
+    return made
+
+
+def _percents(splice: Splice, observed: float) -> str:
+    pairs = zip(splice.parts, splice.contributions, strict=False)
+    largest = sorted(pairs, key=lambda pair: -abs(pair[1]))[:3]
+    return ", ".join(f"{name} {round(100 * part / observed, 1) + 0.0:.1f} %" for name, part in largest)
 
 
 def _perf_line(perf: dict[str, Any]) -> str:
@@ -93,13 +115,18 @@ def _flip_lines(report: ParityReport) -> list[str]:
     made = []
     for flip in report.flips[:3]:
         made.append(
-            f"position {flip.pos}: native {flip.native} / oracle {flip.oracle}, {flip.class_}:"
+            f"position {flip.pos}: native {_token(flip.native, flip.native_text)} / oracle"
+            f" {_token(flip.oracle, flip.oracle_text)}, {flip.class_}:"
             f" margin {number(flip.margin)}, pair delta {number(flip.pair_delta)},"
             f" bound {number(flip.bound)} (the oracle's own noise)"
             + (f", expected: {flip.expected}" if flip.expected else "")
         )
     more = len(report.flips) - 3
     return [*made, f"and {more} more flips"] if more > 0 else made
+
+
+def _token(id_: int, text: str) -> str:
+    return f"{json.dumps(text, ensure_ascii=False)} ({id_})" if text else str(id_)
 
 
 def _check_lines(report: ParityReport) -> list[str]:

@@ -118,11 +118,41 @@ def test_a_failure_becomes_a_short_bundle_that_fails_again(tmp_path):
     assert clean.exit_code == ExitCode.OK
 
 
-def test_shares_of_the_blocks_sum_to_the_observed_difference():
-    report = run("llama-fp32-cpu", transform=lambda g: mutants.rotary_interleave(g, 1))
-    (splice,) = report.splice
-    assert sum(splice.contributions) == pytest.approx(splice.observed, abs=1e-5)
-    assert report.layers[1].share == pytest.approx(1.0, abs=1e-3)
+SHARES = [  # package, defect, whether the layer's own cached K or V carries some of it
+    ("llama-fp32-cpu", mutants.rotary_interleave, True),
+    ("llama-int4-cpu", mutants.zero_point, True),
+    ("llama-bf16-cuda", mutants.attention_scale, False),
+    ("llama-static", mutants.attention_scale, False),
+    ("gpt2-optimum", mutants.exponent_bit, False),
+    ("gemma3-vlm", mutants.epsilon, True),
+]
+
+
+@pytest.mark.parametrize(("name", "plant", "through_kv"), SHARES)
+def test_shares_sum_to_the_observed_difference_in_both_directions(name, plant, through_kv, cache):
+    report = run(name, transform=lambda g: plant(g, 1), user_mode=False, cache_dir=cache)
+    found = {splice.direction: splice for splice in report.splice}
+    assert all(s.sum_check == pytest.approx(0, abs=1e-12 + 1e-6 * abs(s.observed)) for s in report.splice)
+    first, second = found["native then oracle"], found["oracle then native"]
+    assert first.observed == pytest.approx(second.observed)
+    for splice in (first, second):
+        made = dict(zip(splice.parts, splice.contributions, strict=True))
+        assert made["block 1"] == pytest.approx(splice.observed, rel=0.1)  # whichever side comes first
+    assert report.layers[1].share == pytest.approx(1.0, abs=0.1)
+    own = found["KV of layer 1"]
+    assert own.parts == ["key", "value"]
+    for part in ("by head", "by position"):  # the same exchange in other steps
+        assert found[f"KV of layer 1 {part}"].observed == pytest.approx(own.observed, abs=1e-4)
+    assert (abs(own.observed) > 0.05 * abs(first.observed)) == through_kv
+
+
+def test_a_spliced_clean_engine_is_the_clean_engine(cache):
+    """With nothing planted, exchanging blocks moves nothing beyond the noise."""
+    report = run("llama-fp32-cpu", explain=True, cache_dir=cache)
+    assert report.exit_code == ExitCode.OK
+    bound = find(report, "logits.pair").limit
+    assert {splice.direction for splice in report.splice} >= {"native then oracle", "oracle then native"}
+    assert all(abs(part) < bound for splice in report.splice for part in splice.contributions)
 
 
 def test_no_ratio_without_parity():
@@ -213,7 +243,7 @@ def test_a_defect_that_only_decode_shows_is_found_by_tapped_steps():
     report = parity(broken, [Prompt("0", np.arange(30, 50))], SETTINGS, lambda _: None)
     assert report.exit_code == ExitCode.DIFFERENT
     assert report.place == "layer 1: from position 21 on"  # 20 is the first decode step, 21 the first to miss its key
-    assert report.splice == []  # a prefill cannot show the shares of a decode failure
+    assert all(s.direction.startswith("KV of") for s in report.splice)  # no prefill shows it: blocks have no shares
 
 
 def test_an_artifact_that_gives_nan_on_both_sides_is_a_difference(tmp_path):
