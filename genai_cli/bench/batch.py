@@ -122,7 +122,7 @@ class NativeBatch:
 
 def bench_batch(
     arms: Sequence[BatchArm], size: BatchSize, vocab_size: int, meters: Meters, settle: Callable[[], None],
-    *, seed: int, parity: str, progress: Callable[[str], None],
+    *, seed: int, parity: str, progress: Callable[[str | None], None],
 ) -> BatchFound:  # fmt: skip
     """`arms[0]` is the one that others are compared with. Every arm twice, in turn, on the same two sets of prompts."""
     engines, unavailable = _opened(arms)
@@ -130,6 +130,7 @@ def bench_batch(
     trials = []
     for name, pair in in_turn([arm.name for arm in there], 1):
         progress(f"batch of {size.count} ({name})")
+        progress(None)
         settle()
         trials.append(_trial(name, pair, engines[name], size.prompts(vocab_size, seed, pair), size.n_new, meters))
     for engine in engines.values():

@@ -43,6 +43,13 @@ class Ceilings:
     float_gop_s: float  # f32 multiply-adds
     byte_gop_s: float  # int8 dot products, as the instruction set does them
 
+    def best(self, other: Ceilings) -> Ceilings:
+        """A ceiling is the most that was seen."""
+        return Ceilings(
+            max(self.read_gb_s, other.read_gb_s), max(self.float_gop_s, other.float_gop_s),
+            max(self.byte_gop_s, other.byte_gop_s),
+        )  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Operations:

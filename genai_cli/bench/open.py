@@ -52,6 +52,16 @@ class BenchOptions:
     cache_dir: Path | None = None
 
 
+def num_trials(options: BenchOptions) -> int:
+    """For a progress bar: at most so many trials, warm-ups included."""
+    lengths = {"load": 1, "prefill": len(options.prompts), "decode": len(options.contexts)}
+    num_phases = sum(count for kind, count in lengths.items() if kind in options.phases)
+    arms, rounds = len(options.peers) + 1, options.rounds
+    total = num_phases * (1 + 4 * rounds + (arms * (1 + 2 * rounds) if options.peers else 0))
+    total += 2 * rounds * (arms + 1) if "load" in options.phases else 0
+    return total + (2 * (2 + (peer.NAME in options.peers)) if "batch" in options.phases and options.batch.count else 0)
+
+
 def run(model: Path, options: BenchOptions, place: Place, isa: str | None, progress: Progress) -> BenchReport:
     """Benchmark a package on the CPU. GenaiError for what is wrong with it, or for a peer nobody knows."""
     unknown = [name for name in options.peers if name not in PEERS]
@@ -88,6 +98,7 @@ def _processes(
     trials: dict[str, list[ProcessTrial]] = {}
     for name, pair in in_turn(names, options.rounds):
         progress(f"cold start ({name})")
+        progress(None)
         ids = draw_ids(Phase("load", COLD_TOKENS), subject.vocab_size, options.seed, pair)
         try:
             made = start(Start(name, subject.model, subject.threads, isa, tuple(ids.tolist())))

@@ -7,7 +7,9 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -40,7 +42,7 @@ from genai_cli.bench.trials import (
 )
 from genai_cli.errors import GenaiError
 
-Progress = Callable[[str], None]
+Progress = Callable[[str | None], None]  # what runs now, or None: one more trial is done
 SETTLE_S = 0.02  # between trials, so that one engine's spinning threads are asleep when the other is timed
 AA, WARM_UP, CONTEXT = (
     1_000,
@@ -84,6 +86,25 @@ class Context:
     cached: dict[str, int] = field(default_factory=dict)
 
 
+class ArmFailed(GenaiError):
+    """An engine stopped with a GenaiError of its own."""
+
+    def __init__(self, arm: str, error: GenaiError) -> None:
+        super().__init__(error.message, hint=error.hint, exit_code=error.exit_code)
+        self.arm = arm
+
+
+T = TypeVar("T")
+
+
+def named(arm: str, call: Callable[[], T]) -> T:
+    """The call's result; its error says whose it is."""
+    try:
+        return call()
+    except GenaiError as error:
+        raise ArmFailed(arm, error) from error
+
+
 @dataclass
 class Bench:
     """Runs trials and keeps every id that was fed."""
@@ -102,6 +123,7 @@ class Bench:
         ids = draw_ids(phase, self.subject.vocab_size, self.seed, pair)[phase.n_context :]
         meters = self.tools.meters
         self.tools.settle()
+        self.progress(None)
         if runner is None:
             made = load_trial(arm, pair, ids, meters)
             self.tools.collect()  # an engine's buffers lie in cycles, and two of them would be counted as one's peak
@@ -117,15 +139,17 @@ class Bench:
         context, which is not timed."""
         self.progress(f"{phase.kind} {phase.n_prompt or phase.n_context} ({', '.join(arms)})")
         load = phase.kind == "load"
-        runners = {name: None if load else arm.open() for name, arm in arms.items()}
+        runners = {name: None if load else named(name, arm.open) for name, arm in arms.items()}
         context = Context(draw_ids(phase, self.subject.vocab_size, self.seed, CONTEXT)[: phase.n_context])
         for name, arm in arms.items():
             if (runner := runners[name]) is not None and phase.n_context:
-                context.cached[name] = fill(runner, context.ids)
+                context.cached[name] = named(name, partial(fill, runner, context.ids))
                 self.num_ids += phase.n_context
-            self.trial(arm, runner, phase, WARM_UP + self._warm_ups, context)
+            named(name, partial(self.trial, arm, runner, phase, WARM_UP + self._warm_ups, context))
             self._warm_ups += 1
-        made = [self.trial(arms[name], runners[name], phase, pair, context) for name, pair in order]
+        made = [
+            named(name, partial(self.trial, arms[name], runners[name], phase, pair, context)) for name, pair in order
+        ]
         for runner in runners.values():
             if runner is not None:
                 runner.close()
@@ -152,8 +176,8 @@ def bench(
     peak, machine = tools.peak_rss_bytes(), tools.ceilings()
     floors = {phase: noise(phase, same[phase]) for phase in subject.phases if phase.is_timed}
     there, unavailable = _able(peers)
-    arms = [native, *there]
-    apart = _against(run, arms) if there else same
+    apart, failed = _against(run, [native, *there]) if there else (same, [])
+    machine = machine.best(tools.ceilings())
     progress("parity")
     parity = tools.parity() if there or tools.batch else "not run"
     withheld = _withheld(apart, native, there, parity) if there else None
@@ -161,8 +185,8 @@ def bench(
     threads = next((trial.threads for trials in same.values() for trial in trials), subject.threads)
     report = BenchReport(
         str(subject.model), threads, subject.isa, run.ids_sha256, run.num_ids, seed, machine.read_gb_s,
-        machine, _results(subject, apart, arms, machine), ratios, withheld, list(floors.values()), parity, peak,
-        tools.energy, unavailable,
+        machine, _results(subject, apart, [native, *there], machine), ratios, withheld, list(floors.values()), parity,
+        peak, tools.energy, unavailable + failed,
     )  # fmt: skip
     return report if tools.batch is None else _with_batch(report, run, tools.batch(parity))
 
@@ -191,9 +215,21 @@ def _able(peers: Sequence[Arm]) -> tuple[list[Arm], list[Unavailable]]:
     return there, unavailable
 
 
-def _against(run: Bench, arms: Sequence[Arm]) -> dict[Phase, list[Trial]]:
-    named = {arm.name: arm for arm in arms}
-    return {phase: run.trials(named, phase, in_turn(list(named), run.rounds)) for phase in run.subject.phases}
+def _against(run: Bench, arms: Sequence[Arm]) -> tuple[dict[Phase, list[Trial]], list[Unavailable]]:
+    """Every phase with native and the peers that can do it; a peer that fails is named, and the phase run without it."""
+    apart: dict[Phase, list[Trial]] = {}
+    failed = []
+    for phase in run.subject.phases:
+        there = {arm.name: arm for arm in arms}
+        while phase not in apart:
+            try:
+                apart[phase] = run.trials(there, phase, in_turn(list(there), run.rounds))
+            except ArmFailed as error:
+                if error.arm == arms[0].name:
+                    raise
+                del there[error.arm]
+                failed.append(Unavailable(error.arm, error.message, phase.kind))
+    return apart, failed
 
 
 def _of(trials: Sequence[Trial], arm: Arm) -> list[Trial]:
@@ -205,13 +241,16 @@ def _withheld(
 ) -> str | None:  # fmt: skip
     if parity != "passed":
         return f"parity {parity}"
-    reasons = (unequal(_of(trials, native), _of(trials, peer)) for trials in apart.values() for peer in peers)
+    pairs = ((_of(trials, native), _of(trials, peer)) for trials in apart.values() for peer in peers)
+    reasons = (unequal(a, b) for a, b in pairs if b)
     return next((reason for reason in reasons if reason), None)
 
 
 def _ratios(apart: dict[Phase, list[Trial]], native: Arm, peer: Arm, floors: dict[Phase, Noise]) -> list[Ratio]:
     return [
-        ratio(phase, _of(apart[phase], native), _of(apart[phase], peer), found.floor) for phase, found in floors.items()
+        ratio(phase, _of(apart[phase], native), _of(apart[phase], peer), found.floor)
+        for phase, found in floors.items()
+        if _of(apart[phase], peer)
     ]
 
 
@@ -225,4 +264,5 @@ def _results(
         )
         for phase, trials in apart.items()
         for arm in arms
+        if _of(trials, arm)
     ]  # fmt: skip

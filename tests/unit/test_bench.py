@@ -14,6 +14,7 @@ from genai_cli.bench import table
 from genai_cli.bench.compare import compare, parse_percent, read_report
 from genai_cli.bench.energy import open_joules
 from genai_cli.bench.machine import Ceilings, Operations, weight_bytes_per_token
+from genai_cli.bench.open import BenchOptions, num_trials
 from genai_cli.bench.report import Noise, Unavailable, ratio, result, unequal
 from genai_cli.bench.session import Subject, Tools, bench
 from genai_cli.bench.trials import Arm, Meters, Phase, Trial, decode_trial, in_turn, phases, prefill_trial
@@ -43,7 +44,10 @@ class FakeRunner:
 
     context_len, vocab_size = 128, VOCAB
 
-    def __init__(self, clock, name="native", ms=1.0, threads=2, cached=0, jitter=(), refuses="", recurrent=False):
+    def __init__(
+        self, clock, name="native", ms=1.0, threads=2, cached=0, jitter=(), refuses="", recurrent=False, fails_at=None
+    ):
+        self.fails_at = fails_at
         if refuses:
             raise GenaiError(refuses)
         self.clock, self.ms, self.cached, self.length, self.fed = clock, ms, cached, 0, []
@@ -59,6 +63,8 @@ class FakeRunner:
         self.length = length
 
     def step(self, ids, *, embeds=None, logits="last"):
+        if len(ids) == self.fails_at:
+            raise GenaiError("too long")
         self.fed.append(tuple(ids.tolist()))
         self.length += len(ids)
         extra = self.jitter.pop(0) if self.jitter else 1.0
@@ -70,8 +76,9 @@ class FakeRunner:
 
 
 def measured(
-    peer=None, *, parity="passed", native=None, phases_=PHASES, seed=0, clock=None, runners=None, more=None, joules=None
-):
+    peer=None, *, parity="passed", native=None, phases_=PHASES, seed=0, clock=None, runners=None, more=None, joules=None,
+    progress=lambda text: None,
+):  # fmt: skip
     clock = clock or FakeClock()
 
     def arm(name, options):
@@ -89,7 +96,7 @@ def measured(
     )  # fmt: skip
     subject = Subject(Path("m"), "cpu:fake", 2, phases_, lambda context: 1_000_000, DONE, VOCAB)
     others = ([] if peer is None else [arm("ort", peer)]) + [arm(name, made) for name, made in (more or {}).items()]
-    return bench(subject, arm("native", native or {}), others, tools, seed=seed, rounds=2, progress=lambda text: None)
+    return bench(subject, arm("native", native or {}), others, tools, seed=seed, rounds=2, progress=progress)
 
 
 def of(report, phase, **fields):
@@ -186,6 +193,30 @@ def test_an_engine_that_cannot_run_the_model_is_named_and_the_others_are_measure
     assert "third: n/a: no such op" in table.verdicts(report)
     alone = measured({"refuses": "no such op"}, phases_=[PHASES[1]])
     assert (alone.parity, alone.ratios, len(alone.results)) == ("not run", [], 1)
+
+
+def test_a_peer_that_fails_in_one_phase_is_named_and_measured_in_the_others():
+    report = measured({"fails_at": 64})
+    assert report.unavailable == [Unavailable("ort", "too long", "prefill")]
+    assert [(r.phase, r.n_prompt) for r in report.results if r.engine == "ort"] == [
+        ("load", 1), ("prefill", 8), ("decode", 0),
+    ]  # fmt: skip
+    assert [(r.phase, r.n_prompt) for r in report.ratios] == [("load", 1), ("prefill", 8), ("decode", 0)]
+    assert len([r for r in report.results if r.engine == "native"]) == len(PHASES)
+    assert "ort prefill: n/a: too long" in table.verdicts(report)
+
+
+def test_native_may_not_fail():
+    with pytest.raises(GenaiError, match="too long"):
+        measured({}, native={"fails_at": 64})
+
+
+def test_the_progress_bar_ends_where_the_trials_do():
+    ticks = []
+    measured({}, progress=lambda text: ticks.append(text))
+    options = BenchOptions(("ort",), prompts=(8, 64), contexts=(16,), rounds=2, phases=("load", "prefill", "decode"))
+    cold = 2 * 2 * 3  # native, native exact, ort: started by the caller
+    assert ticks.count(None) == num_trials(options) - cold
 
 
 def test_energy_is_that_of_the_timed_tokens():
