@@ -110,7 +110,7 @@ USAGE = {
     "top-p": (["generate", LLAMA, "hi", "--top-p", "7"], "--top-p is 7"),
     "resume without out": (["generate", LLAMA, "hi", "--resume"], "belong to a batch"),
     "no cuda": (["generate", LLAMA, "hi", "--device", "cuda"], "cuda"),
-    "no cuda for ort": (["generate", LLAMA, "hi", "--device", "cuda", "--backend", "ort"], "CUDAExecutionProvider"),
+    "no cuda for ort": (["generate", LLAMA, "hi", "--device", "cuda", "--backend", "ort"], "it lacks the NVIDIA driver"),
     "odd device": (["generate", LLAMA, "hi", "--device", "tpu"], "wanted `cpu`"),
     "unknown option": (["generate", LLAMA, "hi", "--beams", "4"], "--beams"),
     "unknown isa": (["generate", LLAMA, "hi"], "instruction set `sse9`"),
