@@ -1,5 +1,5 @@
 """`python -m genai_cli.cli` is the `genai` program."""
 
-from genai_cli.cli.main import main
+from genai_cli.cli.program import main
 
 main()

@@ -110,7 +110,10 @@ USAGE = {
     "top-p": (["generate", LLAMA, "hi", "--top-p", "7"], "--top-p is 7"),
     "resume without out": (["generate", LLAMA, "hi", "--resume"], "belong to a batch"),
     "no cuda": (["generate", LLAMA, "hi", "--device", "cuda"], "cuda"),
-    "no cuda for ort": (["generate", LLAMA, "hi", "--device", "cuda", "--backend", "ort"], "it lacks the NVIDIA driver"),
+    "no cuda for ort": (
+        ["generate", LLAMA, "hi", "--device", "cuda", "--backend", "ort"],
+        "it lacks the NVIDIA driver",
+    ),
     "odd device": (["generate", LLAMA, "hi", "--device", "tpu"], "wanted `cpu`"),
     "unknown option": (["generate", LLAMA, "hi", "--beams", "4"], "--beams"),
     "unknown isa": (["generate", LLAMA, "hi"], "instruction set `sse9`"),
@@ -188,7 +191,7 @@ def test_a_bad_line_is_named_and_the_others_run(tmp_path: Path) -> None:
     ]
     file.write_bytes(b"\xef\xbb\xbf" + good + b"\r\n\r\n" + b"\n".join(bad) + b"\n" + good)
     done = genai("generate", LLAMA, "--prompts", file)
-    records = [json.loads(line) for line in done.stdout.decode().split("\n") if line]
+    records = sorted((json.loads(line) for line in done.stdout.decode().split("\n") if line), key=lambda r: r["line"])
     assert done.returncode == 2
     assert ["error" in record for record in records] == [False, *[True] * 7, False]
     assert "line 3: not JSON" in done.stderr.decode()
@@ -248,8 +251,8 @@ def test_a_full_disk_is_an_error_that_loses_nothing() -> None:
 
 def test_help_and_version_load_nothing_heavy() -> None:
     code = (
-        "import sys; sys.argv = ['genai', '--help']\nfrom genai_cli import cli\n"
-        "assert cli._run() == 0\nheavy = {'numpy', 'onnx', 'onnxruntime', 'cuda', 'tokenizers'} & set(sys.modules)\n"
+        "import sys; sys.argv = ['genai', '--help']\nfrom genai_cli.cli import program\n"
+        "assert program._run() == 0\nheavy = {'numpy', 'onnx', 'onnxruntime', 'cuda', 'tokenizers'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=30, check=False)
@@ -257,9 +260,7 @@ def test_help_and_version_load_nothing_heavy() -> None:
 
 
 def test_an_internal_error_is_70() -> None:
-    code = (
-        "from genai_cli import cli\ncli.Console.data = None\nimport sys\nsys.argv = ['genai', '--version']\ncli.main()"
-    )
+    code = "import sys\nfrom genai_cli.cli import app, main\napp.Console.data = None\nsys.argv[1:] = ['--version']\nmain()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=30, check=False)
     assert done.returncode == 70
     assert b"internal error" in done.stderr
