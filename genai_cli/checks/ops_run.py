@@ -1,4 +1,5 @@
-"""`genai parity --ops`: every op x dtype x shape that the artifact uses, on the values it really meets."""
+"""`genai parity --ops`: every op x dtype x shape that the artifact uses, on the values it really meets; then random calls
+over the registry."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from dataclasses import asdict, replace
 import numpy as np
 
 from genai_cli.checks.op_battery import OpResult, artifact_ops, ops_check, quantized_products
+from genai_cli.checks.op_random import random_ops
 from genai_cli.checks.oracles import DEFAULTS, Oracle, OracleRunner
 from genai_cli.checks.parity import Prompt, Settings, Target
 from genai_cli.checks.preflight import Artifact
@@ -30,7 +32,19 @@ def ops_checks(
     backend = target.open_backend()
     results = artifact_ops(target.graph, values, backend, target.run_ort, target.name)
     results += quantized_products(target.graph, backend, target.run_ort, settings.seed)
-    return [ops_check(results), *_by_op(results)]
+    drawn = random_ops(backend, target.run_ort, settings.seed, progress)
+    return [ops_check(results), random_check(drawn, target.name), *_by_op(results)]
+
+
+def random_check(drawn: list[OpResult], model: str) -> Check:
+    """All random calls together; the worst of every op and the ops without one are in `extra`."""
+    check = ops_check(drawn, "ops.random")
+    worst: dict[str, float] = {}
+    for result in drawn:
+        if result.nmse is not None:
+            worst[result.op] = max(worst.get(result.op, 0.0), result.nmse)
+    repro = str(check.extra.get("repro", "")).replace("MODEL", model)
+    return replace(check, extra={**check.extra, "repro": repro, "worst_by_op": worst})
 
 
 def _by_op(results: list[OpResult]) -> list[Check]:

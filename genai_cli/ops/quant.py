@@ -52,12 +52,14 @@ def dequantize_blocks(
 def quantize_rows(a: Array, block_size: int) -> tuple[Array, Array]:
     """Rows [M, K] as int8 levels [M, blocks, block_size] and scales [M, blocks]; K is padded with zeros.
 
-    ORT's rule for accuracy_level 4: scale = max|a| of the block / 127, level = round half even(a * (1 / scale)).
+    ORT's rule for accuracy_level 4: scale = max|a| of the block / 127, level = round half even(a * (127 / max|a|)):
+    1 / scale would round twice and move ties.
     """
     blocks = -(-a.shape[1] // block_size)
     padded = np.pad(a.astype(F32), ((0, 0), (0, blocks * block_size - a.shape[1]))).reshape(-1, blocks, block_size)
-    scales = np.abs(padded).max(-1, initial=0) / np.float32(127)
-    inverse = np.where(scales == 0, 0, np.float32(1) / np.where(scales == 0, 1, scales)).astype(F32)
+    largest = np.abs(padded).max(-1, initial=0)
+    scales = largest / np.float32(127)
+    inverse = np.where(scales == 0, 0, np.float32(127) / np.where(scales == 0, 1, largest)).astype(F32)
     return np.clip(np.rint(padded * inverse[..., None]), -128, 127), scales
 
 

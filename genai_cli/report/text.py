@@ -7,7 +7,7 @@ from typing import Any
 
 from genai_cli.report.parity import Check, ParityReport, Splice
 
-_SHOWN = {"logits.nmse": "logits", "kv.value": "kv", "ops": "ops", "ops.quantized": "ops"}
+_SHOWN = {"logits.nmse": "logits", "kv.value": "kv", "ops": "ops", "ops.quantized": "ops", "ops.random": "random"}
 
 
 def number(value: float | None) -> str:
@@ -71,6 +71,7 @@ def lines(report: ParityReport) -> list[str]:
         made.append(
             f"      bundle  {report.bundle['tokens']} of {report.bundle['of']} prompt tokens still fail the same way"
         )
+    made += [f"      {line}" for line in _uncompared_lines(report)]
     made.append(f"      next    {report.next_command}      {report.elapsed_s:.1f} s")
     return made
 
@@ -94,6 +95,17 @@ def _percents(splice: Splice, observed: float) -> str:
     pairs = zip(splice.parts, splice.contributions, strict=False)
     largest = sorted(pairs, key=lambda pair: -abs(pair[1]))[:3]
     return ", ".join(f"{name} {round(100 * part / observed, 1) + 0.0:.1f} %" for name, part in largest)
+
+
+def _uncompared_lines(report: ParityReport) -> list[str]:
+    """Ops of a battery that were not compared, by name."""
+    made = []
+    for check_id, what in (("ops", "of the model"), ("ops.random", "of the registry")):
+        check = find(report, check_id)
+        names = check.extra.get("not_compared", []) if check else []
+        if names:
+            made.append(f"not compared alone, {what}: {', '.join(names)}")
+    return made
 
 
 def _perf_line(perf: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
 // MatMulNBits: rows times block-quantized weights, sixteen outputs at a time.
 //
 // accuracy_level 4: a row is rounded to int8 block by block (ONNX Runtime's rule: scale = max|x| / 127, level = round
-// half even(x * (1 / scale))); integer sums are exact, times both scales they are added up in f32, block after block.
+// half even(x * 127/max|x|)); integer sums are exact, times both scales they are added up in f32, block after block.
 // Other levels: weights are widened, (level - zero) * scale, and added up in f32, k after k. Either way an output is
 // one fixed chain, whatever the number of rows, threads or tiles.
 #include "cpu/nbits.h"
@@ -68,8 +68,9 @@ int32_t quantize_block(const float* x, int64_t count, int64_t size, int8_t* leve
     v16 value = at(i);
     top = larger(larger(value, -value), top);  // NaN is never larger
   }
-  scale = max_lanes(top) / 127.0f;
-  float inverse = scale == 0 ? 0.0f : 1.0f / scale;
+  float largest = max_lanes(top);
+  scale = largest / 127.0f;
+  float inverse = scale == 0 ? 0.0f : 127.0f / largest;  // not 1 / scale: that rounds twice, and moves ties
   m16 sum{};
   for (int64_t i = 0; i < size; i += kLanes) {
     m16 level = float_as_bits(at(i) * inverse + kRound) - kRoundBits;

@@ -96,7 +96,7 @@ __global__ void as_int8(const X* x, float* y, i64 count, i64 k, i64 block_size, 
   i64 row = i / blocks, start = i % blocks * block_size, end = min(start + block_size, k);
   float top = 0.f;
   for (i64 j = start; j < end; ++j) top = fmaxf(top, fabsf(widen(x[row * k + j])));
-  float scale = top / 127.f, inverse = scale == 0.f ? 0.f : 1.f / scale;
+  float scale = top / 127.f, inverse = scale == 0.f ? 0.f : 127.f / top;
   for (i64 j = start; j < end; ++j) y[row * k + j] = rintf(widen(x[row * k + j]) * inverse) * scale;
 }
 

@@ -59,7 +59,7 @@ __global__ void nbits(const T* a, const unsigned char* b, const S* scales, const
   }
 }
 
-// accuracy_level 4: one block of a's row becomes int8, scale = max|a| / 127, level = round half even(a * (1 / scale)).
+// accuracy_level 4: one block of a's row becomes int8, scale = max|a| / 127, level = round half even(a * 127/max|a|).
 template <class T>
 __global__ void quantize_rows(const T* a, signed char* levels, float* scales, i64 count, i64 k, i64 block_size,
                               i64 blocks) {
@@ -68,7 +68,7 @@ __global__ void quantize_rows(const T* a, signed char* levels, float* scales, i6
   i64 row = i / blocks, start = i % blocks * block_size;
   float top = 0.f;
   for (i64 j = start; j < min(start + block_size, k); ++j) top = fmaxf(top, fabsf(widen(a[row * k + j])));
-  float scale = top / 127.f, inverse = scale == 0.f ? 0.f : 1.f / scale;
+  float scale = top / 127.f, inverse = scale == 0.f ? 0.f : 127.f / top;
   scales[i] = scale;
   for (i64 j = 0; j < block_size; ++j) {
     float value = start + j < k ? rintf(widen(a[row * k + start + j]) * inverse) : 0.f;
