@@ -16,7 +16,8 @@ from genai_cli.graph.attention import ASSUMES, INTERNAL_DOMAIN, KvMap
 from genai_cli.graph.io import DecoderIo
 from genai_cli.graph.ir import Graph, Node
 
-Evaluate = Callable[[list[str]], dict[str, Value]]
+Evaluate = Callable[[list[str], int, int], dict[str, Value]]  # names, T, past length
+_PROBES = ((1, 1), (2, 6), (5, 9))  # (T, past length): a scale that is the same at all of them depends on neither
 OPSET = 18  # of the plain ops written here: Reshape and Transpose have not changed since 14 and 1
 
 
@@ -56,10 +57,10 @@ def bind_decomposed(graph: Graph, io: DecoderIo, evaluate: Evaluate) -> Graph:
     if not matches:
         return graph
     names = {m.q for m in matches} | {name for m in matches for name, _ in m.q_scales}
-    values = evaluate(sorted(names))
+    probes = [evaluate(sorted(names), num_new, past_len) for num_new, past_len in _PROBES]
     nodes = list(graph.nodes)
     for number, match in enumerate(matches):
-        new = _replacement(match, kv, values, number)
+        new = _replacement(match, kv, probes, number)
         if new is not None:
             nodes = _spliced(nodes, match, new)
     return replace(graph, nodes=nodes)
@@ -174,17 +175,26 @@ def _is_axis_two(node: Node, look: _Graph) -> bool:
     return value is not None and np.asarray(value).reshape(-1).tolist() == [2]
 
 
-def _replacement(match: _Match, kv: KvMap, values: dict[str, Value], number: int) -> list[Node] | None:
-    query = values.get(match.q)
-    if not isinstance(query, Dynamic) or len(query.tensor.shape) != 4 or not _presented(match, kv):
-        return None
+def _scale(match: _Match, values: dict[str, Value]) -> float | None:
+    """The product of the scales, where all of them are known."""
     scale = 1.0
     for name, divides in match.q_scales:
         factor = values.get(name)
-        if not isinstance(factor, Static) or factor.tainted:
+        if not isinstance(factor, Static):
             return None
         by = float(factor.array.reshape(-1)[0])
         scale = scale / by if divides else scale * by
+    return scale
+
+
+def _replacement(match: _Match, kv: KvMap, probes: list[dict[str, Value]], number: int) -> list[Node] | None:
+    query = probes[0].get(match.q)
+    if not isinstance(query, Dynamic) or len(query.tensor.shape) != 4 or not _presented(match, kv):
+        return None
+    scales = {_scale(match, values) for values in probes}
+    scale = scales.pop()
+    if scales or scale is None:
+        return None
     heads, dim = query.tensor.shape[1], query.tensor.shape[3]
     slots = {"key_slot": kv.by_past[match.key.inputs[0]], "value_slot": kv.by_past[match.value.inputs[0]]}
     key, value = kv.bindings[slots["key_slot"]], kv.bindings[slots["value_slot"]]

@@ -92,7 +92,7 @@ def make_plan(graph: Graph, io: DecoderIo, context_len: int | None, backend: str
     bound = bind_attention(fold_transposes(prune(graph, [io.logits, *presents])), io)
     refuse(unsupported(prune(bound, [io.logits, *presents])))
     plain = Plan(bound, io, {"all": bound.nodes}, [], [], False, embed_width)
-    bound = bind_decomposed(bound, io, lambda names: plain.evaluate(names, 1, 1, backend))
+    bound = bind_decomposed(bound, io, lambda names, new, past: plain.evaluate(names, new, past, backend))
     internal = [node for node in bound.nodes if node.domain == INTERNAL_DOMAIN]
     draft = Plan(bound, io, {"all": bound.nodes}, [], [], False, embed_width)
     settle(internal, lambda names, new, past: draft.evaluate(names, new, past, backend), context_len)

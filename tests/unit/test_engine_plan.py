@@ -16,6 +16,8 @@ from genai_cli.graph.attention import ASSUMES, INTERNAL_DOMAIN, MASK_INPUT
 from genai_cli.graph.io import decoder_io
 from genai_cli.graph.ir import Graph, Node
 from genai_cli.graph.loader import load_graph
+from genai_cli.package.decoder import load_decoder
+from genai_cli.package.open import open_package
 from genai_cli.runners.native import NativeRunner
 
 PACKAGES = Path(__file__).parents[2] / "fixtures" / "packages"
@@ -149,3 +151,12 @@ def test_a_tapped_run_shows_intermediate_values() -> None:
     tapped = runner.tap([name], np.arange(5))
     assert tapped[name].shape == (1, 5, 64)
     assert tapped["logits"].reshape(5, -1).tobytes() == plain.tobytes()
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in PACKAGES.iterdir() if path.is_dir()))
+def test_every_package_is_recorded_once_and_runs_on_kernels_alone(name: str) -> None:
+    """No step in numpy, none recorded anew: also where scales are computed from shapes, layer after layer."""
+    decoder = load_decoder(open_package(PACKAGES / name))
+    plan = NativeRunner(decoder.graph, CpuBackend(), io=decoder.io, context_len=decoder.context_len).engine.plan
+    assert [step.node.op_type for step in plan.host_steps] == []
+    assert not plan.past_dependent

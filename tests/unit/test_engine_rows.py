@@ -18,7 +18,7 @@ from genai_cli.runners.native import NativeRunner
 
 PACKAGES = Path(__file__).parents[2] / "fixtures" / "packages"
 TOGETHER = (
-    "gemma2-fp32-cpu", "llama-bf16-cuda", "llama-fp16-cuda", "llama-fp32-cpu", "llama-int4-cpu", "llama-optimum",
+    "gemma2-fp32-cpu", "gpt2-optimum", "llama-bf16-cuda", "llama-fp16-cuda", "llama-fp32-cpu", "llama-int4-cpu", "llama-optimum",
     "llama-portable", "llama-static", "mistral-fp32-cpu", "qwen3-int4-cpu",
 )  # fmt: skip
 LENGTHS = (1, 3, 9, 17, 4)  # of the prompts
@@ -99,11 +99,11 @@ def test_rows_grow_by_themselves() -> None:
         assert solo.step(np.array([token]))[0].tobytes() == logits[0].astype(np.float32).tobytes()
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"), [("qwen3_5_text-portable", "recurrent state"), ("gpt2-optimum", "recorded anew")]
-)
-def test_what_cannot_share_a_step_says_why(name: str, reason: str) -> None:
-    assert reason in mixing(_open(name).engine.plan)
+def test_what_cannot_share_a_step_says_why() -> None:
+    assert "recurrent state" in mixing(_open("qwen3_5_text-portable").engine.plan)
+    plan = _open("llama-fp32-cpu").engine.plan
+    assert "recorded anew" in mixing(replace(plan, past_dependent=True))
+    assert "branches" in mixing(replace(plan, guards=["a condition"]))
 
 
 @pytest.mark.parametrize(
