@@ -18,8 +18,8 @@ from genai_cli.runners.native import NativeRunner
 
 PACKAGES = Path(__file__).parents[2] / "fixtures" / "packages"
 TOGETHER = (
-    "gemma2-fp32-cpu", "gpt2-optimum", "llama-bf16-cuda", "llama-fp16-cuda", "llama-fp32-cpu", "llama-int4-cpu", "llama-optimum",
-    "llama-portable", "llama-static", "mistral-fp32-cpu", "qwen3-int4-cpu",
+    "gemma2-fp32-cpu", "gpt2-optimum", "llama-bf16-cuda", "llama-fp16-cuda", "llama-fp32-cpu", "llama-int4-cpu",
+    "llama-optimum", "llama-portable", "llama-static", "mistral-fp32-cpu", "qwen3-int4-cpu",
 )  # fmt: skip
 LENGTHS = (1, 3, 9, 17, 4)  # of the prompts
 
