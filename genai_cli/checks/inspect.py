@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from math import prod
 from pathlib import Path
@@ -31,6 +32,7 @@ from genai_cli.report.inspect import (
     TensorInfo,
 )
 from genai_cli.runners.native import paged_kv_gate as native_gate
+from genai_cli.runners.native import rows_gate
 from genai_cli.runners.ort import paged_kv_gate as ort_gate
 
 _BACKENDS = ("cpu", "cuda")
@@ -217,6 +219,9 @@ def _gates(loaded: LoadedDecoder) -> Iterator[GateInfo]:
                 "prefix reuse by token ids", engine, False,
                 "the decoder reads embeddings: equal ids may stand for different pictures",
             )  # fmt: skip
+    with suppress(GenaiError):  # what native cannot run is told elsewhere
+        gate = rows_gate(make_plan(loaded.graph, loaded.io, loaded.context_len, "cpu", _embed_width(loaded)))
+        yield GateInfo("shared steps", "native", gate.supported, gate.reason)
     if reason := _ort_cpu_cannot(loaded.graph):
         yield GateInfo("run as it is on the CPU", "ort", False, reason)
 

@@ -10,7 +10,7 @@ import numpy as np
 from genai_cli import __version__
 from genai_cli.backends.base import Backend, RowsBackend
 from genai_cli.engine.engine import Engine
-from genai_cli.engine.plan import make_plan
+from genai_cli.engine.plan import Plan, make_plan
 from genai_cli.engine.rows import mixing
 from genai_cli.errors import GenaiError
 from genai_cli.graph.exact import exact as exact_graph
@@ -164,10 +164,7 @@ class NativeRunner:
         """Whether one step can serve several sequences, as proved on the plan."""
         if not isinstance(self._backend, RowsBackend):
             return Gate(False, f"the backend `{self._backend.name}` holds one sequence")
-        if self._engine.plan.io.inputs_embeds:
-            return Gate(False, "the decoder reads embeddings")
-        reason = mixing(self._engine.plan)
-        return Gate(not reason, reason or "tokens of a step meet only in attention")
+        return rows_gate(self._engine.plan)
 
     def seat(self) -> NativeSeat:
         """A new, empty sequence beside the others."""
@@ -259,6 +256,12 @@ def paged_kv_gate(io: DecoderIo) -> Gate:
     if io.states:
         return Gate(True, "KV in capacity buffers; recurrent state by snapshots at page boundaries")
     return Gate(True, "KV in capacity buffers [H_kv, capacity, D]")
+
+
+def rows_gate(plan: Plan) -> Gate:
+    """Whether prompts of a batch can share this plan's steps, and why not."""
+    reason = "the decoder reads embeddings" if plan.io.inputs_embeds else mixing(plan)
+    return Gate(not reason, reason or "tokens of a step meet only in attention")
 
 
 def _embed_width(graph: Graph, io: DecoderIo) -> int:
