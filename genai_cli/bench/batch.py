@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from genai_cli.bench.report import Noise, Ratio, Result, Unavailable, difference_of, spread
-from genai_cli.bench.trials import Meters, in_turn
+from genai_cli.bench.trials import Meters, in_turn, without
 from genai_cli.errors import GenaiError
 from genai_cli.generate import Limits
 from genai_cli.model import Ask, Model
@@ -46,6 +46,7 @@ class BatchSize:
     shortest: int = 64
     longest: int = 512
     n_new: int = 128
+    avoid: int | None = None  # a token that stands for a picture
 
     def cut_to(self, context_len: int | None) -> BatchSize:
         """The same with lengths that a context holds."""
@@ -53,13 +54,14 @@ class BatchSize:
             return self
         n_new = min(self.n_new, context_len // 2)
         longest = min(self.longest, context_len - n_new)
-        return BatchSize(self.count, min(self.shortest, longest), longest, n_new)
+        return BatchSize(self.count, min(self.shortest, longest), longest, n_new, self.avoid)
 
     def prompts(self, vocab_size: int, seed: int, number: int) -> Prompts:
         """Fresh random prompts, lengths evenly from the shortest to the longest, in an order of their own."""
         rng = np.random.default_rng([seed, self.count, self.longest, self.n_new, number])
         lengths = rng.permutation(np.linspace(self.shortest, self.longest, self.count).astype(int))
-        return [rng.integers(0, vocab_size or 256, length).tolist() for length in lengths]
+        drawn = [rng.integers(0, vocab_size or 256, length) for length in lengths]
+        return [without(ids, self.avoid).tolist() for ids in drawn]
 
 
 @dataclass(frozen=True)
@@ -127,12 +129,19 @@ def bench_batch(
     """`arms[0]` is the one that others are compared with. Every arm twice, in turn, on the same two sets of prompts."""
     engines, unavailable = _opened(arms)
     there = [arm for arm in arms if arm.name in engines]
-    trials = []
+    trials: list[BatchTrial] = []
     for name, pair in in_turn([arm.name for arm in there], 1):
+        if any(failed.engine == name for failed in unavailable):
+            continue
         progress(f"batch of {size.count} ({name})")
         progress(None)
         settle()
-        trials.append(_trial(name, pair, engines[name], size.prompts(vocab_size, seed, pair), size.n_new, meters))
+        try:
+            trials.append(_trial(name, pair, engines[name], size.prompts(vocab_size, seed, pair), size.n_new, meters))
+        except GenaiError as error:
+            unavailable.append(Unavailable(name, error.message, "batch"))
+    gone = {failed.engine for failed in unavailable}
+    there, trials = [a for a in there if a.name not in gone], [t for t in trials if t.arm not in gone]
     for engine in engines.values():
         engine.close()
     results = [_result(arm, [t for t in trials if t.arm == arm.name], size) for arm in there]

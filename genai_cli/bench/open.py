@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
-
 from genai_cli.backends.cpu import CpuBackend
 from genai_cli.bench import peer
 from genai_cli.bench.batch import ALONE, BatchArm, BatchFound, BatchSize, NativeBatch, bench_batch
@@ -19,7 +17,7 @@ from genai_cli.bench.process import ProcessTrial, Start, start
 from genai_cli.bench.profile import ProfileReport, operations, profile
 from genai_cli.bench.report import BenchReport, Parity, ProcessFigures, process_figures
 from genai_cli.bench.session import Progress, Subject, Tools, bench
-from genai_cli.bench.trials import Arm, Meters, Phase, draw_ids, in_turn, of_kinds, phases
+from genai_cli.bench.trials import Arm, Meters, Phase, draw_ids, in_turn, of_kinds, phases, without
 from genai_cli.checks import session
 from genai_cli.checks.parity import Settings
 from genai_cli.checks.target import Place
@@ -128,7 +126,7 @@ def _batch(
     if peer.NAME in options.peers:
         pad = package.pad_token_id
         arms.append(BatchArm(peer.NAME, rows, lambda: peer.PeerBatch(subject.model, place.threads, pad)))
-    size = options.batch.cut_to(load_decoder(package).context_len)
+    size = replace(options.batch, avoid=package.image_token_id).cut_to(load_decoder(package).context_len)
     return bench_batch(
         arms, size, subject.vocab_size, tools.meters, tools.settle, seed=options.seed, parity=parity, progress=progress
     )  # fmt: skip
@@ -193,7 +191,8 @@ def _parity(subject: Subject, options: BenchOptions, place: Place, progress: Pro
     def judged() -> Parity:
         if not options.parity:
             return "not run"
-        ids: np.ndarray = draw_ids(prefill, subject.vocab_size, options.seed, 0)[:PARITY_TOKENS]
+        drawn = draw_ids(prefill, subject.vocab_size, options.seed, 0)[:PARITY_TOKENS]
+        ids = without(drawn, open_package(subject.model).image_token_id)
         settings = Settings(steps=PARITY_STEPS, seed=options.seed, locate=False, cache_dir=options.cache_dir)
         request = session.Request(ids=tuple(int(token) for token in ids))
         report = session.run(subject.model, request, settings, place, progress)

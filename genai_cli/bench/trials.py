@@ -134,6 +134,11 @@ def draw_ids(phase: Phase, vocab_size: int, seed: int, number: int) -> np.ndarra
     return np.random.default_rng(entropy).integers(0, vocab_size or 256, phase.num_ids)
 
 
+def without(ids: np.ndarray, avoid: int | None) -> np.ndarray:
+    """The ids with another in place of one (which stands for a picture, and there is none)."""
+    return ids if avoid is None else np.where(ids == avoid, avoid - 1, ids)
+
+
 def digest(ids: np.ndarray) -> str:
     """sha256 of the ids as little-endian int64."""
     return hashlib.sha256(ids.astype("<i8").tobytes()).hexdigest()

@@ -22,11 +22,13 @@ class Clock:
 class Engine:
     """`ms` for all prompts together; answers are made of each prompt, so that they can be compared."""
 
-    def __init__(self, clock, ms=10.0, threads=2, short=False, wrong=()):
+    def __init__(self, clock, ms=10.0, threads=2, short=False, wrong=(), stops=False):
         self.clock, self.ms, self.threads, self.short, self.wrong = clock, ms, threads, short, wrong
-        self.seen = []
+        self.seen, self.stops = [], stops
 
     def answer(self, prompts, n_new):
+        if self.stops and n_new > 2:  # not yet in the warm-up
+            raise GenaiError("too long")
         self.seen.append(prompts)
         self.clock.now += self.ms * 1e-3
         made = [[sum(ids) + (number in self.wrong)] * n_new for number, ids in enumerate(prompts)]
@@ -98,6 +100,13 @@ def test_an_engine_without_batches_is_named():
     assert found.unavailable == [Unavailable("native", "recurrent state", "batch")]
     assert [r.engine for r in found.results] == [ALONE, "peer"]
     assert (found.ratios, found.withheld) == ([], None)
+
+
+def test_an_engine_that_stops_on_the_way_is_named():
+    found = run(("native", 4, {}), ("peer", 4, {"stops": True}), (ALONE, 1, {}))
+    assert found.unavailable == [Unavailable("peer", "too long", "batch")]
+    assert [r.engine for r in found.results] == ["native", ALONE]
+    assert [r.b for r in found.ratios] == [ALONE]
 
 
 def test_lengths_fit_the_context():
