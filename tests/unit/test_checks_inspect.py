@@ -84,13 +84,22 @@ def test_what_config_and_graph_disagree_on_is_a_warning(name: str, words: str) -
     assert any(words in warning for warning in look(name).warnings)
 
 
+PACKAGE_OF_EACH_KIND = ("llama-fp32-cpu", "gemma3-vlm", "qwen3_5_text-portable")
+
+
 def test_what_would_be_gated() -> None:
     pictures = [gate for gate in look("gemma3-vlm").gates if gate.feature == "prefix reuse by token ids"]
     assert [(gate.engine, gate.supported) for gate in pictures] == [("native", False), ("ort", False)]
     bf16 = [gate for gate in look("llama-bf16-cuda").gates if not gate.supported]
     assert [(gate.engine, "bf16" in gate.reason) for gate in bf16] == [("ort", True)]
     hybrid = look("qwen3_5_text-portable").gates
-    assert all(gate.supported and "snapshots" in gate.reason for gate in hybrid)
+    assert all(gate.supported and "snapshots" in gate.reason for gate in hybrid if gate.feature == "paged KV")
+    shared = {name: next(g for g in look(name).gates if g.feature == "shared steps") for name in PACKAGE_OF_EACH_KIND}
+    assert {name: (gate.supported, gate.reason) for name, gate in shared.items()} == {
+        "llama-fp32-cpu": (True, "tokens of a step meet only in attention"),
+        "gemma3-vlm": (False, "the decoder reads embeddings"),
+        "qwen3_5_text-portable": (False, "the decoder carries recurrent state"),
+    }
 
 
 def test_an_op_that_nobody_knows_is_a_finding_not_an_error(tmp_path: Path) -> None:
