@@ -23,7 +23,7 @@ from genai_cli.checks.taps import (
     tap,
 )  # fmt: skip
 from genai_cli.graph.cuts import Block, blocks, embedding_output
-from genai_cli.graph.io import decoder_io
+from genai_cli.graph.io import DecoderIo, decoder_io
 from genai_cli.graph.ir import Graph
 from genai_cli.ops.dtypes import is_float
 from genai_cli.report.parity import Floor, Layer, Splice
@@ -121,7 +121,7 @@ def _cut_agrees(tapped: Tapped, name: str) -> bool:
 
 def _op_inside(scene: Scene, tapped: Tapped, index: int) -> str:
     """The first op of the block whose result differs, where both sides can show their values."""
-    names = _visible(scene, scene.blocks[index])
+    names = _visible(scene.native, scene.graph, scene.io, scene.blocks[index])
     if tapped.start or not names:
         return _first_row(scene, tapped, index)
     scene.native.reset()
@@ -153,14 +153,32 @@ def _first_row(scene: Scene, tapped: Tapped, index: int) -> str:
     return f": from position {int(bad[0]) + tapped.start} on" if len(bad) else ""
 
 
-def _visible(scene: Scene, block: Block) -> list[str]:
+def non_finite_place(native: TappedRunner, graph: Graph, path: Path) -> str:
+    """The first layer, and in it the first op, whose values stop being finite in a prefill; no oracle is asked."""
+    io = decoder_io(graph)
+    found = blocks(graph, io)
+    native.reset()
+    rows = native.tap([block.residual for block in found], path.ids)
+    block = next((b for b in found if compare.non_finite(rows_of(rows[b.residual])) is not None), None)
+    if block is None:
+        bad = compare.non_finite(logits_of(rows, io))
+        return f"after the last layer: first {bad.kind} at position {bad.position}" if bad else ""
+    names = _visible(native, graph, io, block)
+    native.reset()
+    values = native.tap(names, path.ids)
+    name = next((n for n in names if compare.non_finite(rows_of(values[n])) is not None), None)
+    what = _described(graph, name, values[name]) if name else ""
+    return f"layer {block.layer}{what}"
+
+
+def _visible(native: TappedRunner, graph: Graph, io: DecoderIo, block: Block) -> list[str]:
     """Float values of the block that exist in native's plan too (rewrites may have absorbed some), in order."""
-    plan = scene.native.engine.plan
+    plan = native.engine.plan
     kept = {name for node in plan.nodes["all"] for name in node.outputs if name}
-    hidden = {binding.present for binding in scene.io.kv} | {state.present for state in scene.io.states}
-    produced = {name: node for node in scene.graph.nodes for name in node.outputs}
+    hidden = {binding.present for binding in io.kv} | {state.present for state in io.states}
+    produced = {name: node for node in graph.nodes for name in node.outputs}
     names = [n for n in block.nodes if n in kept and n not in hidden]
-    return [n for n in names if _is_float_value(scene.graph, n, produced[n].op_type)]
+    return [n for n in names if _is_float_value(graph, n, produced[n].op_type)]
 
 
 # What computes on floats whatever the graph declares; most exporters declare no types of intermediate values.

@@ -27,11 +27,20 @@ def text() -> str:
 
 
 @dataclass(frozen=True)
+class Text:
+    """Ids of a text; not `natural` where the package has no tokenizer that knows it: ids drawn at random then."""
+
+    ids: np.ndarray
+    natural: bool = True
+
+
+@dataclass(frozen=True)
 class Likelihood:
     """Windows of ids, and what the oracle gave: NLL f64 of every id but the first of each window."""
 
     windows: tuple[np.ndarray, ...]
     nll: np.ndarray
+    natural: bool
 
 
 def windows(ids: np.ndarray, context_len: int | None) -> tuple[np.ndarray, ...]:
@@ -58,15 +67,15 @@ def score(runner: Runner, given: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate(made) if made else np.empty(0)
 
 
-def oracle_score(runner: Runner, ids: np.ndarray, folder: Path | None, parts: Sequence[str]) -> Likelihood:
+def oracle_score(runner: Runner, text: Text, folder: Path | None, parts: Sequence[str]) -> Likelihood:
     """The oracle's side, kept in `folder` under everything it depends on: `parts` and the ids."""
-    chosen = windows(ids, runner.context_len)
+    chosen = windows(text.ids, runner.context_len)
     key = cache_key(["likelihood", *parts, *(part.astype("<i8").tobytes().hex() for part in chosen)])
     file = folder / f"nll-{key}.json" if folder is not None else None
     known = _load(file, sum(len(part) - 1 for part in chosen))
     if known is not None:
-        return Likelihood(chosen, known)
-    made = Likelihood(chosen, score(runner, chosen))
+        return Likelihood(chosen, known, text.natural)
+    made = Likelihood(chosen, score(runner, chosen), text.natural)
     if file is not None and np.isfinite(made.nll).all():
         _save(file, made.nll)
     return made

@@ -30,10 +30,10 @@ def ops_checks(
     values = used_values(target.graph, oracle, prompt.ids)
     progress("ops: one node at a time")
     backend = target.open_backend()
-    results = artifact_ops(target.graph, values, backend, target.run_ort, target.name)
+    results = artifact_ops(target.graph, values, backend, target.run_ort, target.typed or target.name)
     results += quantized_products(target.graph, backend, target.run_ort, settings.seed)
     drawn = random_ops(backend, target.run_ort, settings.seed, progress)
-    return [ops_check(results), random_check(drawn, target.name), *_by_op(results)]
+    return [ops_check(results), random_check(drawn, target.typed or target.name), *_by_op(results)]
 
 
 def random_check(drawn: list[OpResult], model: str) -> Check:

@@ -6,6 +6,7 @@ preflight -> oracle's path -> floor and liveness (cached) -> teacher-forced logi
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -55,6 +56,8 @@ class Target:
     open_backend: Callable[[], Backend]
     run_ort: RunModel  # ONNX Runtime on any model in memory
     tokenizer_path: FilePath | None = None
+    typed: str = ""  # the model as the user named it, for the next command
+    context_len: int | None = None
     environment: dict[str, object] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
@@ -82,7 +85,7 @@ class Settings:
     kappa: float = KAPPA
     seed: int = 0
     explain: bool = False
-    text: np.ndarray | None = None  # ids of a long text, for ΔNLL
+    text: likelihood.Text | None = None  # a long one, for ΔNLL
     user_mode: bool = True  # judge the mode the user runs too, where it is not the exact one
     locate: bool = True  # look for the layer of a failure
     allow_skip: bool = False
@@ -146,6 +149,7 @@ def parity(
         found.checks += user_mode.checks(target, oracles, artifact, settings.transform, settings.seed, progress)
     judgement = judge(found.checks, found.flips, settings.allow_skip)
     found.place = next((c.reason for c in found.checks if c.id == "free_run" and c.verdict == "fail"), "")
+    found.place = found.place or next((str(c.extra["place"]) for c in found.checks if c.extra.get("place")), "")
     if (settings.locate and _numbers_differ(found.checks)) or (settings.explain and oracles.oracle is not None):
         locate(found, target, oracles, runs, exact, settings, progress)
     return _report(target, artifact, oracles, found, judgement, native.info, settings, time.monotonic() - started)
@@ -313,7 +317,10 @@ def compare_runs(
 
 
 def _numbers_differ(checks: Sequence[Check]) -> bool:
-    return any(check.verdict == "fail" and check.level in ("logits", "kv") for check in checks)
+    own = [
+        check for check in checks if not check.id.startswith("user_mode")
+    ]  # those are no differences of the exact mode
+    return any(check.verdict == "fail" and check.level in ("logits", "kv") for check in own)
 
 
 def locate(
@@ -404,13 +411,16 @@ def report_of_checks(
     oracle = Oracles("ort", {"kind": "ort", "version": "one node at a time"}, None, [], [], floor_of_nothing, [], None)
     native = RunnerInfo("native", __version__, "cpu", (), len(target.graph.nodes), 0, 1)
     report = _report(target, artifact, oracle, Found(checks=checks), judgement, native, settings, elapsed_s)
-    repro = next((str(check.extra["repro"]) for check in checks if "repro" in check.extra), report.next_command)
+    failed = [check for check in checks if check.verdict == "fail"]
+    repro = next(
+        (str(check.extra["repro"]) for check in failed), f"genai parity {shlex.quote(target.typed or target.name)}"
+    )
     return replace(report, floor=None, next_command=repro)
 
 
 def next_command(judgement: Judgement, target: Target, kind: str) -> str:
     """What to type next."""
-    model = target.name
+    model = shlex.quote(target.typed or target.name)
     if judgement.exit_code == ExitCode.INCONCLUSIVE and "ΔNLL" in judgement.reason:
         return f"genai parity {model} --prompts texts.jsonl"
     if judgement.exit_code == ExitCode.INCONCLUSIVE:

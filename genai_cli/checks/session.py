@@ -38,7 +38,7 @@ DEFAULT_TEXT = (
     " country's trade, government, painting and music. Visitors come to see its museums, bridges and gardens, and to eat"
     " well in one of several thousand restaurants, bakeries and cafes in every quarter of the old town."
 )
-DEFAULT_TOKENS = 64  # of the text above, or random ids where there is no tokenizer
+DEFAULT_TOKENS = 64  # of the text above (random ids where there is no tokenizer); half of a shorter context
 PAGE_SIZE = 16  # tokens; `genai mirror-check --page-size` tries others
 PERF_ROUNDS = 4  # native, ort, ort, native, …
 
@@ -139,13 +139,16 @@ def prompts_of(model: Path, target: Target, request: Request, seed: int) -> tupl
     if request.ids:
         return [Prompt("0", np.array(request.ids, np.int64))], []
     package = open_package(model)
+    default = min(DEFAULT_TOKENS, max(1, (target.context_len or 2 * DEFAULT_TOKENS) // 2))
+    drawn = np.random.default_rng(seed).integers(0, package.vocab_size or 256, default)
     if package.tokenizer is None and not request.texts:
-        vocab = package.vocab_size or 256
-        return [Prompt("random", np.random.default_rng(seed).integers(0, vocab, DEFAULT_TOKENS))], []
+        return [Prompt("random", drawn)], []
     tokenizer = _tokenizer(model)
     texts = request.texts or (DEFAULT_TEXT,)
     encoded = [tokenizer.encode(text, add_special_tokens=True) for text in texts]
-    limit = None if request.texts else DEFAULT_TOKENS
+    if not request.texts and not knows(np.array(encoded[0])):
+        return [Prompt("random", drawn)], []
+    limit = None if request.texts else default
     prompts = [Prompt(str(i), np.array(ids[:limit], np.int64)) for i, ids in enumerate(encoded)]
     return prompts, [tokenizer_check(texts, encoded, tokenizer.decode)]
 
@@ -163,12 +166,20 @@ def _tokenizer(model: Path) -> Tokenizer:
     return open_tokenizer(open_package(model))
 
 
-def long_text(model: Path, seed: int) -> np.ndarray:
+def long_text(model: Path, seed: int) -> likelihood.Text:
     """Ids for ΔNLL: our own text in the package's tokens, or random ids where it has no tokenizer."""
     package = open_package(model)
-    if package.tokenizer is None:
-        return np.random.default_rng(seed).integers(0, package.vocab_size or 256, likelihood.SCORED_TOKENS + 1)
-    return np.array(_tokenizer(model).encode(likelihood.text(), add_special_tokens=True), np.int64)
+    if package.tokenizer is not None:
+        ids = np.array(_tokenizer(model).encode(likelihood.text(), add_special_tokens=True), np.int64)
+        if knows(ids):
+            return likelihood.Text(ids)
+    drawn = np.random.default_rng(seed).integers(0, package.vocab_size or 256, 2 * likelihood.SCORED_TOKENS)
+    return likelihood.Text(drawn, natural=False)
+
+
+def knows(ids: np.ndarray) -> bool:
+    """A tokenizer made for something else turns a text into one unknown token again and again."""
+    return bool(len(ids)) and int(np.unique(ids, return_counts=True)[1].max()) <= len(ids) // 2
 
 
 def tokenizer_check(

@@ -63,11 +63,15 @@ def sign_test(wins: int, losses: int) -> float:
     return min(1.0, 2 * tail / 2.0**n)
 
 
-def nll_check(differences: np.ndarray, what: str) -> Check:
-    """ΔNLL within the margin, tested, not assumed: too few tokens are said to be too few, and decide nothing."""
+def nll_check(differences: np.ndarray, what: str, natural: bool = True) -> Check:
+    """ΔNLL within the margin, tested, not assumed: too few tokens are said to be too few, and decide nothing. Nor do
+    random ids, whose spread may be any, unless they are clearly outside."""
     found = paired(differences)
     source = f"TOST, margin {TOST_MARGIN} nat/token (a choice), n >= {TOST_TOKENS}"
     extra = {**found.plain, "what": what}
+    if found.n and not np.isfinite(found.mean):
+        return Check("statistics.nll", "statistics", "fail", found.n, value=found.mean, limit=TOST_MARGIN,
+                     limit_source=source, reason="the likelihood is not finite", extra=extra)  # fmt: skip
     if found.n < TOST_TOKENS:
         reason = f"{found.n} tokens, {TOST_TOKENS} are needed for a statement about the mean"
         return Check("statistics.nll", "statistics", "info", found.n, value=found.mean, limit=TOST_MARGIN,
@@ -75,6 +79,9 @@ def nll_check(differences: np.ndarray, what: str) -> Check:
     p, beyond = tost(found), _beyond(found)
     verdict: CheckVerdict = "pass" if p <= LEVEL else "fail" if beyond <= LEVEL else "inconclusive"
     said = {"fail": "is outside the margin", "inconclusive": "may lie on either side of the margin: a longer text"}
+    if not natural and verdict == "inconclusive":
+        verdict = "info"
+        said["info"] = "on random ids says nothing: no tokenizer here knows a text"
     reason = "" if verdict == "pass" else f"mean ΔNLL {found.mean:.3g} ± {found.se:.2g} nat/token {said[verdict]}"
     return Check("statistics.nll", "statistics", verdict, found.n, value=found.mean, limit=TOST_MARGIN,
                  limit_source=source, reason=reason, extra={**extra, "p": p})  # fmt: skip

@@ -43,7 +43,7 @@ def open_target(path: Path, place: Place) -> Target:
     package = open_package(path)
     loaded = load_decoder(package)
     return Target(
-        name=path.name,
+        name=path.resolve().name,
         model_path=loaded.path,
         graph=loaded.graph,
         open_native=_native_opener(package, loaded, place),
@@ -51,6 +51,8 @@ def open_target(path: Path, place: Place) -> Target:
         open_backend=place.open_backend,
         run_ort=lambda model, feeds: run_one(model, feeds, place.oracle_device),
         tokenizer_path=package.tokenizer,
+        typed=str(path),
+        context_len=loaded.context_len,
         environment=environment(place),
         warnings=(*package.warnings, *loaded.warnings),
     )

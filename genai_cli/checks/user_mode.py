@@ -7,11 +7,12 @@ What vouches for it: every quantized product in isolation on identical inputs, a
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from genai_cli.checks import compare, likelihood, statistics
+from genai_cli.checks import compare, layers, likelihood, statistics
 from genai_cli.checks.flips import flips_of
 from genai_cli.checks.op_battery import ops_check, quantized_products
 from genai_cli.checks.paths import Run, forced, prefilled
@@ -34,9 +35,13 @@ def checks(
     try:
         runs = [forced(native, path) for path in oracles.paths]
         nll = _long_nll(native, oracles, progress) if oracles.likelihood is not None else _nll(runs, oracles)
+        finite = _non_finite(runs)
+        if finite.verdict == "fail":
+            worst = oracles.paths[finite.worst["input"]]
+            finite = replace(finite, extra={"place": layers.non_finite_place(native, target.graph, worst)})
     finally:
         native.close()
-    made = [_deviation(runs, oracles), _non_finite(runs), nll]
+    made = [_deviation(runs, oracles), finite, nll]
     if artifact.precision == "q_int8" and oracles.kind == "ort-sharp":
         progress("oracle: the artifact as it is")
         made.append(_beside_plain(runs, target, oracles))
@@ -97,6 +102,7 @@ def _non_finite(runs: list[Run]) -> Check:
     return Check(
         "user_mode.finite", "logits", "fail" if found else "pass", sum(len(run.logits) for run in runs),
         value=float(len(found)), limit=0.0, limit_source="non-finite values are never equal", reason=reason,
+        worst={"input": found[0][0], "pos": found[0][1].position} if found else {},
     )  # fmt: skip
 
 
@@ -105,7 +111,8 @@ def _long_nll(native: Runner, oracles: Oracles, progress: Callable[[str], None])
     assert oracles.likelihood is not None
     progress("native: likelihood of a long text")
     found = likelihood.score(native, oracles.likelihood.windows)
-    return statistics.nll_check(found - oracles.likelihood.nll, f"the mode you run against {oracles.kind}")
+    what = f"the mode you run against {oracles.kind}"
+    return statistics.nll_check(found - oracles.likelihood.nll, what, oracles.likelihood.natural)
 
 
 def _nll(runs: list[Run], oracles: Oracles) -> Check:

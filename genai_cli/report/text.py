@@ -10,6 +10,9 @@ from genai_cli.report.parity import Check, ParityReport, Splice
 _SHOWN = {"logits.nmse": "logits", "kv.value": "kv", "ops": "ops", "ops.quantized": "ops", "ops.random": "random"}
 
 
+MAX_NAMES = 6  # ops named in one line
+
+
 def number(value: float | None) -> str:
     """Three digits."""
     return "n/a" if value is None else f"{value:.3g}"
@@ -31,6 +34,8 @@ def headline(report: ParityReport) -> str:
         return f"{report.verdict}  {name} ({precision})  {report.reason}"
     verdict = report.verdict
     near = sum(flip.class_ in ("TIE", "NEAR-TIE") for flip in report.flips)
+    if find(report, "ops.random") is not None:
+        return f"{verdict}  {name} ({precision})  {_ops(report)}"
     if near:
         verdict = f"PASS with {near} near-tie{'s' if near > 1 else ''}"  # type: ignore[assignment]
     return f"{verdict}  {name} ({precision})  native = {engine} on {_tokens(report)}"
@@ -44,8 +49,7 @@ def _oracle_name(oracle: dict[str, object]) -> str:
 def _tokens(report: ParityReport) -> str:
     check = find(report, "tokens")
     if check is None:
-        ops = find(report, "ops")
-        return f"{ops.compared} ops" if ops else "0 tokens"
+        return "0 tokens"
     bound = float(check.extra.get("mismatch_rate_below", 1.0)) * 100
     matched = f"{check.extra.get('matched', 0)}/{check.compared} tokens, {check.decisive} decisive"
     return f"{matched} (true mismatch rate < {bound:.2g} %, 95 %)"
@@ -104,8 +108,20 @@ def _uncompared_lines(report: ParityReport) -> list[str]:
         check = find(report, check_id)
         names = check.extra.get("not_compared", []) if check else []
         if names:
-            made.append(f"not compared alone, {what}: {', '.join(names)}")
+            more = f" and {len(names) - MAX_NAMES} more (--json names all)" if len(names) > MAX_NAMES else ""
+            made.append(f"not compared alone, {what}: {', '.join(names[:MAX_NAMES])}{more}")
     return made
+
+
+def _ops(report: ParityReport) -> str:
+    used, drawn = find(report, "ops"), find(report, "ops.random")
+    assert used is not None
+    assert drawn is not None
+    worst = drawn.extra.get("worst_by_op", {})
+    return (
+        f"native = ORT, one node at a time: {used.compared} op x shapes of the model, {drawn.compared} random calls of"
+        f" {len(worst)} ops"
+    )
 
 
 def _perf_line(perf: dict[str, Any]) -> str:
