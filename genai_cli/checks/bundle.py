@@ -64,9 +64,12 @@ def write(folder: Path, bundle: Bundle, report: ParityReport, rerun: Callable[[B
             f" {report.verdict} at `{report.place}`; nothing was written",
             hint="run `genai parity` again with the same --seed",
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / NAME).write_text(json.dumps(asdict(bundle), indent=2) + "\n")
-    (folder / "report.json").write_text(dumps(again))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / NAME).write_text(json.dumps(asdict(bundle), indent=2) + "\n")
+        (folder / "report.json").write_text(dumps(again))
+    except OSError as error:
+        raise GenaiError(f"cannot write the bundle `{folder}`: {error.strerror}") from None
     return folder / NAME
 
 

@@ -105,7 +105,11 @@ def parse_level(text: str) -> str:
 
 def save_golden(path: Path, golden: Golden) -> None:
     """Write golden logits as one .npz."""
-    with path.open("wb") as file:
+    try:
+        file = path.open("wb")
+    except OSError as error:
+        raise GenaiError(f"cannot write golden logits to `{path}`: {error.strerror}") from None
+    with file:
         np.savez_compressed(
             file, ids=golden.ids, prompt_len=golden.prompt_len, logits=golden.logits,
             artifact_sha256=golden.artifact_sha256, origin=golden.origin, floor_names=np.array(list(golden.floor)),
@@ -127,9 +131,10 @@ def load_golden(path: Path, artifact_sha256: str) -> Golden:
                 noise,
             )
             digest = str(file["digest"])
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile, zlib.error) as error:
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile, zlib.error, TypeError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else "it is no file that parity wrote"
         raise GenaiError(
-            f"cannot read golden logits from `{path}`: {error}", hint="write it with --save-golden"
+            f"cannot read golden logits from `{path}`: {why}", hint="write it with --save-golden"
         ) from None
     if digest != _digest(golden.ids, golden.logits):
         raise GenaiError(f"`{path}` is damaged: its content does not fit its digest", hint="write it again")

@@ -167,6 +167,7 @@ def consult(
     progress(f"oracle: {kind}")
     runner = oracle.open()
     try:
+        _check_ids(prompts, runner.vocab_size)
         machine = str([target.environment.get(name) for name in ("cpu", "cpu_flags_sha256")])
         asked = _Asked(oracle, runner, artifact, prompts, settings, progress, machine)
         paths, references, measured, found = asked.kept() or asked.measured()
@@ -181,6 +182,13 @@ def consult(
     if settings.save_golden is not None:
         _save(settings.save_golden, made, artifact)
     return made
+
+
+def _check_ids(prompts: Sequence[Prompt], vocab_size: int) -> None:
+    """Before ONNX Runtime refuses them in its own words, or reads a row from the end."""
+    bad = [int(i) for prompt in prompts for i in prompt.ids if i < 0 or (vocab_size and i >= vocab_size)]
+    if bad:
+        raise GenaiError(f"token {bad[0]} was given, the vocabulary has 0..{vocab_size - 1}", hint="give other ids")
 
 
 @dataclass(frozen=True)
@@ -254,8 +262,9 @@ def _likelihood(
 
 def _oracle_info(kind: str, info: RunnerInfo, oracle: Oracle) -> dict[str, object]:
     changes = [] if kind == "ort" else oracle.twin().changes
+    version = f"numpy {np.__version__}" if kind == "f64" else info.version
     return {
-        "kind": kind, "version": info.version, "ep": list(info.providers), "nodes": info.nodes,
+        "kind": kind, "version": version, "ep": list(info.providers), "nodes": info.nodes,
         "options": info.options, "rewrites": changes, "threads": info.threads,
     }  # fmt: skip
 
@@ -356,7 +365,11 @@ def locate(
 def _kv_place(found: Found) -> str:
     """Where no cut is beyond its limit, the first cache that is beyond its own."""
     row = next((row for row in found.kv if not row.nmse <= row.limit and row.layer >= 0), None)
-    return f"layer {row.layer}: {row.tensor} differs, worst at {row.worst}" if row else ""
+    return f"layer {row.layer}: {row.tensor} differs, worst at {_spelled(row.worst)}" if row else ""
+
+
+def _spelled(worst: dict[str, int]) -> str:
+    return " ".join(f"{name} {index}" for name, index in worst.items())
 
 
 def _report(

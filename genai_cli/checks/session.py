@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -80,6 +81,8 @@ def run(model: Path, request: Request, settings: Settings, place: Place, progres
 
 def expected_flips(given: Sequence[str], kappa: float) -> tuple[dict[int, str], tuple[Override, ...]]:
     """`POS:REASON[:YYYY-MM-DD]` and another kappa, as overrides that every report carries. An expired one is refused."""
+    if not 0 < kappa < math.inf:
+        raise GenaiError(f"--kappa `{kappa:g}`: wanted a number above 0", hint="4 is the default")
     expected: dict[int, str] = {}
     overrides = [] if kappa == KAPPA else [Override("kappa", f"{kappa:g}", "--kappa")]
     for text in given:

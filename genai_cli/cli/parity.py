@@ -45,7 +45,7 @@ def parity(
     ops: Annotated[bool, typer.Option(help="Every op of the model alone, on its own inputs.")] = False,
     explain: Annotated[bool, typer.Option(help="Layers and splices even when all agrees.")] = False,
     perf: Annotated[bool, typer.Option(help="Alternating speed ratio, if parity passes.")] = False,
-    seed: Annotated[int, typer.Option(help="Of everything drawn.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of everything drawn.")] = 0,
     save_golden: Annotated[Path | None, typer.Option(help="Keep the oracle's logits.", show_default=False)] = None,
     bundle: Annotated[
         Path | None, typer.Option(help="On failure, write a small repro here.", show_default=False)
@@ -70,6 +70,11 @@ def parity(
     from genai_cli.model import parse_ids
 
     console = console_of(quiet)
+    if sum(given is not None for given in (prompt, prompts, prompt_ids)) > 1:
+        raise GenaiError("--prompt, --prompts and --prompt-ids exclude each other", hint="give one of them")
+    if ops and (prove or perf or explain or bundle or save_golden):
+        raise GenaiError("--ops is a run of its own", hint="run parity again without --ops for the rest")
+    _check_outputs(models, {"--junit": junit, "--md": md, "--html": html, "--save-golden": save_golden})
     expected, overrides = expected_flips(expect_flip or [], kappa)
     settings = Settings(
         steps=steps, oracle=oracle, level=parse_level(level), kappa=kappa, seed=seed, explain=explain, allow_skip=allow_skip,
@@ -80,15 +85,35 @@ def parity(
     request = Request(texts, parse_ids(prompt_ids) if prompt_ids else (), prove, ops, perf, bundle)
     place = replace(place_of(device, threads), oracle_device=oracle_device)
     reports: list[ParityReport] = []
+    failed: list[tuple[Path, GenaiError]] = []
     for model in models:
-        with console.progress(f"parity {model.name}") as tick:
-            reports.append(run(model, request, settings, place, tick))
+        try:
+            with console.progress(f"parity {model.name}") as tick:
+                reports.append(run(model, request, settings, place, tick))
+        except GenaiError as error:
+            if len(models) == 1:
+                raise
+            failed.append((model, error))  # the others are still asked
+            console.error(f"{model}: {error.message}", error.hint)
+            continue
         if not json_:
             from genai_cli.report.text import lines
 
             console.data("\n".join(lines(reports[-1])) + "\n")
-    _write_parity(console, reports, json_, junit, md, html)
-    raise typer.Exit(worst(ExitCode(report.exit_code) for report in reports))
+    _write_parity(console, reports, failed, json_, junit, md, html)
+    codes = [ExitCode(report.exit_code) for report in reports] + [error.exit_code for _, error in failed]
+    raise typer.Exit(worst(codes))
+
+
+def _check_outputs(models: list[Path], files: dict[str, Path | None]) -> None:
+    """Minutes of work should not end in a path that cannot be written."""
+    for option, path in files.items():
+        if path is None:
+            continue
+        if len(models) > 1:
+            raise GenaiError(f"{option} takes one model", hint="run parity once for each")
+        if not path.parent.is_dir() or path.is_dir():
+            raise GenaiError(f"{option}: cannot write `{path}`", hint="name a file in a folder that exists")
 
 
 def texts_of(prompt: str | None, prompts: Path | None) -> tuple[str, ...]:
@@ -104,18 +129,17 @@ def texts_of(prompt: str | None, prompts: Path | None) -> tuple[str, ...]:
 
 
 def _write_parity(
-    console: Console, reports: list[ParityReport], as_json: bool, junit: Path | None, md: Path | None, html: Path | None
-) -> None:
+    console: Console, reports: list[ParityReport], failed: list[tuple[Path, GenaiError]], as_json: bool,
+    junit: Path | None, md: Path | None, html: Path | None,
+) -> None:  # fmt: skip
     from genai_cli.report import html as html_page
     from genai_cli.report import json as json_text
     from genai_cli.report import junit as junit_xml
     from genai_cli.report import markdown as markdown_text
 
     if as_json:
-        console.data(json_text.dumps(reports[0] if len(reports) == 1 else reports))
-    several = {"--junit": junit, "--md": md, "--html": html}
-    if len(reports) > 1 and any(several.values()):
-        raise GenaiError("--junit, --md and --html take one model", hint="run parity once for each")
+        errors = [{"model": str(m), "error": e.message, "exit_code": int(e.exit_code)} for m, e in failed]
+        console.data(json_text.dumps([*reports, *errors] if len(reports) + len(errors) > 1 else reports[0]))
     for path, render in ((junit, junit_xml.junit), (md, markdown_text.markdown), (html, html_page.page)):
         if path is not None:
             write_whole(path, render(reports[0]))
