@@ -22,8 +22,8 @@ import numpy as np
 
 from genai_cli.errors import GenaiError
 from genai_cli.kv.session import KvSequence, PagedKv
-from genai_cli.runners.base import RowsRunner, Runner
-from genai_cli.sampling import Logprob, SamplingOptions, logprobs, sample
+from genai_cli.runners.base import RowsRunner, Runner, TopRunner
+from genai_cli.sampling import Logprob, SamplingOptions, enough, logprobs, sample, sample_top
 
 FinishReason = Literal["stop", "length", "stop_sequence"]
 OnToken = Callable[[int], bool]
@@ -86,6 +86,8 @@ class Generation:
         self._kv = kv
         self._sequence: KvSequence | None = None
         self._logits = np.empty((0, 0), np.float32)
+        self._top = (np.empty(0, np.int64), np.empty(0, np.float32))
+        self._top_runner, self._top_count = _top_runner(runner, request)
         self._first = 0.0
 
     def begin(self, *, share: bool = False) -> None:
@@ -99,10 +101,7 @@ class Generation:
             self._sequence = self._kv.sequence(prompt, self.request.key)
         cached = self._seed()
         result.num_cached_tokens = cached
-        embeds = self.request.embeds
-        self._logits = self.runner.step(
-            np.array(prompt[cached:], np.int64), embeds=None if embeds is None else embeds[cached:]
-        )
+        self._step(np.array(prompt[cached:], np.int64), cached)
         self._first = time.perf_counter()
         result.timings.ttft_s = self._first - started
         result.timings.prefill_tok_s = (len(prompt) - cached) / max(self._first - started, 1e-9)
@@ -114,8 +113,7 @@ class Generation:
         request, result = self.request, self.result
         if self._room == 0:
             return None
-        history = result.prompt_token_ids + result.token_ids
-        token = sample(self._logits[-1], request.options, history, len(result.token_ids), request.eos_ids)
+        token = self._sampled()
         if token in request.eos_ids and not request.limits.ignore_eos:
             result.finish_reason = "stop"
             return None
@@ -127,9 +125,35 @@ class Generation:
             return None
         return token if len(result.token_ids) < self._room else None
 
+    def _sampled(self) -> int:
+        request, result = self.request, self.result
+        history = result.prompt_token_ids + result.token_ids
+        if self._top_runner is not None:
+            return sample_top(*self._top, request.options, len(history))
+        return sample(self._logits[-1], request.options, history, len(result.token_ids), request.eos_ids)
+
+    def _step(self, ids: np.ndarray, first: int = 0) -> None:
+        """Feed ids, which begin at position `first` of the prompt's embeddings, if it has any."""
+        embeds = self.request.embeds
+        if self._top_runner is not None:
+            self._top = self._top_runner.step_top(ids, self._top_count)
+        elif embeds is None or self.result.token_ids:
+            self._logits = self.runner.step(ids)
+        else:
+            self._logits = self.runner.step(ids, embeds=embeds[first:])
+
+    def feed(self, token: int) -> None:
+        """Feed the chosen token alone."""
+        self._step(np.array([token], np.int64))
+        self._mirror_page()
+
     def fed(self, logits: np.ndarray) -> None:
-        """The chosen token was fed; logits [1, V] of it. While decoding only whole pages are worth the copies."""
+        """The chosen token was fed; logits [1, V] of it."""
         self._logits = logits
+        self._mirror_page()
+
+    def _mirror_page(self) -> None:
+        """While decoding only whole pages are worth the copies."""
         if self._sequence is not None and self.runner.length % self._sequence.table.pool.page_size == 0:
             self._sequence.mirror(self.runner.kv_rows, self.runner.length)
 
@@ -189,8 +213,16 @@ def run(runner: Runner, request: Request, kv: PagedKv | None = None) -> Generate
     with closing(Generation(runner, request, kv)) as row:
         row.begin()
         while (token := row.choose()) is not None:
-            row.fed(runner.step(np.array([token], np.int64)))
+            row.feed(token)
         return row.end()
+
+
+def _top_runner(runner: Runner, request: Request) -> tuple[TopRunner | None, int]:
+    """The runner, when it can choose the logits that decide, and how many; nobody asks for the others."""
+    count = enough(request.options)
+    if request.num_logprobs or request.embeds is not None or not count or not isinstance(runner, TopRunner):
+        return None, 0
+    return (runner, count) if runner.supports_top(count).supported else (None, 0)
 
 
 Outcome = Generated | GenaiError

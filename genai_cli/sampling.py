@@ -95,8 +95,27 @@ def sample(
     row = adjusted(logits, options, history, num_new, eos_ids)
     if options.is_greedy:
         return int(row.argmax())
-    kept, probabilities = candidates(row, options)
-    draw = np.random.Generator(np.random.Philox(key=[options.seed, len(history)])).random()
+    return _drawn(*candidates(row, options), options, len(history))
+
+
+def enough(options: SamplingOptions) -> int:
+    """How many of the largest logits decide the token; 0: all of them, or more than the values themselves."""
+    if options.repetition_penalty != 1.0 or options.no_repeat_ngram or options.min_new_tokens:
+        return 0
+    return 1 if options.is_greedy else options.top_k
+
+
+def sample_top(ids: np.ndarray, values: np.ndarray, options: SamplingOptions, position: int) -> int:
+    """`sample` when only the `enough(options)` largest logits are at hand: ids [k], f32 values [k], best first, ties by
+    id, NaN before all. The same token from the same draw. GenaiError when the logits are not finite."""
+    check_finite(values, position)
+    if options.is_greedy:
+        return int(ids[0])
+    return _drawn(*_weighed(ids, values, options), options, position)
+
+
+def _drawn(kept: np.ndarray, probabilities: np.ndarray, options: SamplingOptions, position: int) -> int:
+    draw = np.random.Generator(np.random.Philox(key=[options.seed, position])).random()
     index = int(np.searchsorted(np.cumsum(probabilities), draw * probabilities.sum(), side="right"))
     return int(kept[min(index, len(kept) - 1)])
 
@@ -109,14 +128,20 @@ def candidates(row: np.ndarray, options: SamplingOptions) -> tuple[np.ndarray, n
     else:
         kept = np.flatnonzero(np.isfinite(row))
     kept = kept[np.argsort(-row[kept], kind="stable")][:count]
-    scaled = row[kept].astype(np.float64) / options.temperature
+    return _weighed(kept, row[kept], options)
+
+
+def _weighed(kept: np.ndarray, values: np.ndarray, options: SamplingOptions) -> tuple[np.ndarray, np.ndarray]:
+    """What top-k left, best first, after temperature, top-p and min-p."""
+    scaled = values.astype(np.float64) / options.temperature
     probabilities = np.exp(scaled - scaled[0])
     probabilities /= probabilities.sum()
+    first = kept[:1]
     if options.top_p < 1.0:  # the smallest set whose mass reaches top_p: at least one token
         before = np.cumsum(probabilities) - probabilities
         kept, probabilities = kept[before < options.top_p], probabilities[before < options.top_p]
         if not len(kept):  # top_p 0
-            return np.array([row.argmax()]), np.ones(1)
+            return first, np.ones(1)
     if options.min_p > 0.0:
         inside = probabilities >= options.min_p * probabilities[0]
         kept, probabilities = kept[inside], probabilities[inside]

@@ -96,6 +96,30 @@ class Backend(Protocol):
     def synchronize(self) -> None: ...
 
 
+@runtime_checkable
+class DeviceBackend(Backend, Protocol):
+    """A backend whose memory the host does not see: what the next step needs stays there, and of the logits only the
+    largest are fetched."""
+
+    def carry(self, recording: Recording, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Record the end of a step: every (to, source) is copied, unless a kernel of the step found fault."""
+        ...
+
+    def top(self, recording: Recording, logits: Tensor, count: int) -> Tensor:
+        """Record the choice of the largest values of logits [V]: bytes of their ids (int64 [count], -1 where there are
+        fewer) and of the values (f32 [count]). Best first, equal ones by id, NaN before all."""
+        ...
+
+    def advance(self, recording: Recording, top: Tensor, ids: Tensor | None, positions: Sequence[Tensor]) -> None:
+        """Record the preparation of the next step of one token, if it is the best of `top`: into `ids`, positions and
+        past_len one further. The backend knows its past_len afterwards, however often this is replayed."""
+        ...
+
+    def forget(self) -> None:
+        """A step broke off: whether it advanced is not known."""
+        ...
+
+
 class KvSequence(Protocol):
     """What a backend holds of one sequence: its own memory for every slot."""
 

@@ -6,6 +6,7 @@ a captured step depends neither on the position nor on buffer addresses; only gr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,8 +19,9 @@ from genai_cli.backends import (  # noqa: F401
     cuda_norm,
     cuda_reduce,
     cuda_shape,
+    cuda_step,
 )
-from genai_cli.backends.base import KvSlot, Tensor
+from genai_cli.backends.base import KvSlot, Recording, Tensor
 from genai_cli.backends.cuda_device import CudaDevice, CudaOptions, Memory, as_bytes
 from genai_cli.backends.cuda_launch import (
     flat,
@@ -80,6 +82,7 @@ class CudaBackend:
         self.generation = 0  # grows with every growth of the KV: what was planned before is stale
         self.num_sms = self.device.num_sms
         self._past_len = 0
+        self._past_len_there: int | None = None  # what the state block holds; None: not known
         self._slots: list[CudaKvSlot] = []
         self._state = Memory(self.device, 8 * (1 + 2 * MAX_SLOTS))
         self.state_address = self._state.address
@@ -198,9 +201,10 @@ class CudaBackend:
         """Where the next step's tokens go."""
         if past_len < 0 or (self._slots and past_len > self.capacity):
             raise GenaiError(f"past length `{past_len}` was asked for, the KV buffers hold `{self.capacity}`")
-        if past_len != self._past_len:
-            self._past_len = past_len
+        self._past_len = past_len
+        if past_len != self._past_len_there:
             self.device.upload(self.state_address, as_bytes(np.array([past_len], INT64)))
+            self._past_len_there = past_len
 
     def kv_view(self, slot: KvSlot, start: int, stop: int) -> np.ndarray:
         """Rows [H_kv, stop-start, D]. The first slot asked for brings those of all: one packed copy."""
@@ -261,6 +265,36 @@ class CudaBackend:
         for slot in self._slots:
             words += [slot.address, slot.capacity]
         self.device.upload(self.state_address, as_bytes(np.array(words, INT64)))
+        self._past_len_there = self._past_len
+
+    # -- what stays on the device between steps ----------------------------------------------------------------------
+
+    def carry(self, recording: Recording, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Record the copies (to, source) that end a step; none of them happens when a kernel of it found fault."""
+        if pairs:
+            recording.call("genai.Carry", [source for _, source in pairs], [to for to, _ in pairs], {})
+
+    def top(self, recording: Recording, logits: Tensor, count: int) -> Tensor:
+        """Record the choice of the largest of logits [V]: ids (int64 [count]) and values (f32 [count]) as bytes."""
+        found = self.empty((12 * count,), np.dtype(np.uint8))
+        recording.call("genai.Top", [logits], [found], {"count": count})
+        return found
+
+    def advance(self, recording: Recording, top: Tensor, ids: Tensor | None, positions: Sequence[Tensor]) -> None:
+        """Record that the best of `top` is fed next, one position further."""
+        assert isinstance(recording, CudaRecording)
+        recording.call("genai.Advance", [top], [ids, *positions], {})
+        recording.advances = True
+        self.moved_on()
+
+    def moved_on(self) -> None:
+        """A step has advanced the state block's past_len."""
+        if self._past_len_there is not None:
+            self._past_len_there += 1
+
+    def forget(self) -> None:
+        """A step broke off: what the state block holds is written anew before the next."""
+        self._past_len_there = None
 
     def close(self) -> None:
         """Finish queued work and give the KV back; the rest goes with the last reference."""

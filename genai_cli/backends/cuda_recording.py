@@ -63,6 +63,7 @@ class CudaRecording:
         self._scratch: dict[int, Memory] = {}  # by address; kept for the launches that hold it
         self._requests = 0  # scratch asked for by the call being planned
         self._generation = backend.generation
+        self.advances = False  # past_len grows by one with every run
         backend.captures.warm_ups += 1
 
     def call(
@@ -102,6 +103,8 @@ class CudaRecording:
                 self._device.wait()
                 segment()
         counters.eager_replays += eager
+        if self.advances:
+            self._backend.moved_on()
         self._backend.touch()
 
     def _plan(self, call: Call) -> list[Launch]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from genai_cli.backends.base import Backend, KvSequence, Recording, RowsBackend, Tensor
+from genai_cli.backends.base import Backend, DeviceBackend, KvSequence, Recording, RowsBackend, Tensor
 from genai_cli.engine.arena import Arena
 from genai_cli.engine.feeds import cached_inputs, dynamic, known_inputs, step_inputs
 from genai_cli.engine.plan import Plan
@@ -17,6 +17,7 @@ from genai_cli.engine.values import Cached, Dynamic, Static, Value
 from genai_cli.errors import GenaiError
 
 KEPT_RECORDINGS = 8  # prefill lengths come and go; T = 1 is used at every token and stays by itself
+TOP = "+top"  # in a step's kind, before the number of largest logits
 Key = tuple[int, str, tuple[bool, ...]]  # T, kind of step, branches taken
 
 
@@ -36,6 +37,7 @@ class Recorded:
     inputs: dict[str, Tensor]
     recording: Recording
     outputs: dict[str, Tensor | np.ndarray]
+    ahead: tuple[int, int] | None = None  # (id, position) that the device itself has put into the inputs
 
 
 @dataclass(eq=False)
@@ -108,11 +110,32 @@ class Engine:
         self.length += num_new
         return {name: self._read(value) for name, value in recorded.outputs.items()}
 
+    def step_top(self, ids: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Feed T tokens on a DeviceBackend; ids (int64 [k]) and f32 values [k] of the `count` largest logits of the last
+        one. A failure leaves length and states as they were."""
+        num_new, backend = len(ids), self.backend
+        backend.set_past_len(self.length)  # first: growth keeps past_len rows
+        backend.reserve(self.length + num_new)
+        kind = f"{'all' if num_new == 1 else 'last'}{TOP}{count}"
+        key = (num_new, kind, self.plan.guard(num_new, self.length))
+        recorded = self._run(key, Fed(ids, None, np.arange(self.length, self.length + num_new)))
+        self.length += num_new
+        data = self._read(recorded.outputs[TOP])
+        chosen, values = data[: 8 * count].view(np.int64), data[8 * count :].view(np.float32)
+        if num_new == 1:
+            recorded.ahead = (int(chosen[0]), self.length)
+        return chosen[chosen >= 0], values[chosen >= 0]
+
     def _run(self, key: Key, fed: Fed) -> Recorded:
-        recorded = self._replay(key, fed) if key in self._recordings else None
-        if recorded is None:
-            recorded = self._record(key, fed)
-        self.backend.synchronize()
+        try:
+            recorded = self._replay(key, fed) if key in self._recordings else None
+            if recorded is None:
+                recorded = self._record(key, fed)
+            self.backend.synchronize()
+        except BaseException:
+            if isinstance(self.backend, DeviceBackend):
+                self.backend.forget()
+            raise
         return recorded
 
     # -- several sequences -------------------------------------------------------------------------------------------
@@ -168,7 +191,9 @@ class Engine:
     def _replay(self, key: Key, fed: Fed) -> Recorded | None:
         recorded = self._recordings[key]
         self._recordings.move_to_end(key)
-        self._upload(recorded.inputs, fed)
+        ahead, recorded.ahead = recorded.ahead, None
+        if ahead is None or ahead != (fed.ids[0], fed.positions[0]):
+            self._upload(recorded.inputs, fed)
         try:
             recorded.recording.replay()
         except StaleRecording:
@@ -180,7 +205,7 @@ class Engine:
 
     def _record(self, key: Key, fed: Fed) -> Recorded:
         num_new, kind, _ = key
-        kind = "all" if kind == "rows" else kind
+        kind, _, top = ("all" if kind == "rows" else kind).partition(TOP)
         plan, io = self.plan, self.plan.io
         width = 0 if fed.embeds is None else fed.embeds.shape[-1]
         inputs = step_inputs(plan.graph, io, self.backend, num_new, width)
@@ -200,6 +225,8 @@ class Engine:
         self._carry_states(tracer, recording)
         self.counters.recorded += 1
         recorded = Recorded(inputs, recording, {name: _output(tracer, name) for name in wanted})
+        if top:
+            recorded.outputs = {TOP: self._record_top(recorded, num_new, int(top))}
         if not tracer.one_shot:
             self._keep(key, recorded)
         return recorded
@@ -244,11 +271,31 @@ class Engine:
         return value.tensor.shape[1]
 
     def _carry_states(self, tracer: Tracer, recording: Recording) -> None:
+        pairs = []
         for state in self.plan.io.states:
             made = tracer.value(state.present)
             if not isinstance(made, Dynamic):
                 raise GenaiError(f"state `{state.present}` is not computed from the input")
-            recording.host(_copy(self.backend, self._states[state.past], made.tensor))
+            pairs.append((self._states[state.past], made.tensor))
+        if isinstance(self.backend, DeviceBackend):
+            self.backend.carry(recording, pairs)
+            return
+        for to, source in pairs:
+            recording.host(_copy(self.backend, to, source))
+
+    def _record_top(self, recorded: Recorded, num_new: int, count: int) -> Tensor:
+        """The choice of the last token's largest logits; after a step of one token, what feeding the best needs."""
+        backend, io, logits = self.backend, self.plan.io, recorded.outputs[self.plan.io.logits]
+        assert isinstance(backend, DeviceBackend)
+        if isinstance(logits, np.ndarray):
+            raise GenaiError(f"`{io.logits}` is not computed from the input")
+        width = logits.shape[-1]
+        row = backend.alias(logits, (width,), logits.dtype, logits.nbytes - width * logits.dtype.itemsize)
+        top = backend.top(recorded.recording, row, count)
+        if num_new == 1:
+            positions = [tensor for name, tensor in recorded.inputs.items() if name != io.input_ids]
+            backend.advance(recorded.recording, top, recorded.inputs.get(io.input_ids or ""), positions)
+        return top
 
     # -- KV and state, for the runner --------------------------------------------------------------------------------
 

@@ -89,6 +89,20 @@ class Runner(Protocol):
 
 
 @runtime_checkable
+class TopRunner(Runner, Protocol):
+    """A decoder on a device that can choose the largest logits there, so that they need not be fetched."""
+
+    def supports_top(self, count: int) -> Gate:
+        """Whether `step_top` can choose so many, and why not."""
+        ...
+
+    def step_top(self, ids: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Feed T tokens; ids (int64 [k]) and f32 values [k] of the `count` largest logits of the last one, fewer when
+        there are fewer: best first, equal ones by id, NaN before all."""
+        ...
+
+
+@runtime_checkable
 class RowsRunner(Runner, Protocol):
     """A decoder that holds several sequences and can feed one token to each of them in one step."""
 

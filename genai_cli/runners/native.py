@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from genai_cli import __version__
-from genai_cli.backends.base import Backend, RowsBackend
+from genai_cli.backends.base import Backend, DeviceBackend, RowsBackend
 from genai_cli.engine.engine import Engine
 from genai_cli.engine.plan import Plan, make_plan
 from genai_cli.engine.rows import mixing
@@ -19,6 +19,7 @@ from genai_cli.graph.ir import Graph
 from genai_cli.kv.layout import KvComponent, KvLayout, KvRows
 from genai_cli.runners.base import Gate, LogitsMode, Runner, RunnerInfo, StateSnapshot
 
+MOST_TOP = 64  # as ops.kernels_cuda.FEW: one round for each value
 PREFILL_CHUNK = 512  # tokens fed at once: bounds activation memory; results do not depend on it
 Transform = Callable[[Graph], Graph]
 
@@ -91,6 +92,21 @@ class NativeRunner:
             part = None if embeds is None else embeds[start:stop]
             parts.append(self._chunk(ids[start:stop], part, kind))
         return np.concatenate(parts)
+
+    def supports_top(self, count: int) -> Gate:
+        """Whether the backend chooses the largest logits itself."""
+        if not isinstance(self._backend, DeviceBackend):
+            return Gate(False, f"the backend `{self._backend.name}` has its logits in the host's memory")
+        few = 0 < count <= MOST_TOP
+        return Gate(few, "chosen on the device" if few else f"more than {MOST_TOP} values are fetched with all others")
+
+    def step_top(self, ids: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Feed T tokens in chunks; ids (int64 [k]) and f32 values [k] of the largest logits of the last one."""
+        self._check_room(len(ids))
+        last = (len(ids) - 1) // PREFILL_CHUNK * PREFILL_CHUNK
+        if last:
+            self.step(ids[:last], logits="none")
+        return self._engine.step_top(np.asarray(ids[last:]), count)
 
     def _check_room(self, num_new: int) -> None:
         if num_new < 1:
