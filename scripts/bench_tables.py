@@ -36,11 +36,13 @@ class Run:
 
 
 RUNS = [
-    Run("int4", "smollm2-135m-int4", (*BOTH, "--phases", "load,prefill,decode")),
+    Run("int4", "smollm2-135m-int4", (*BOTH, "--phases", "prefill,decode")),
+    Run("int4-load", "smollm2-135m-int4", (*BOTH, "--phases", "load")),
     Run("builder", "smollm2-135m-int4-builder", (*BOTH, "--phases", "prefill,decode")),
-    Run("fp32", "smollm2-135m-fp32", ("--vs", "ort", "--phases", "load,prefill,decode")),
-    Run("fp16", "smollm2-135m-fp16", ("--phases", "load,decode", "--context-tokens", "64")),
-    Run("bf16", "smollm2-135m-bf16", ("--phases", "load,decode", "--context-tokens", "64")),
+    Run("fp32", "smollm2-135m-fp32", ("--vs", "ort", "--phases", "prefill,decode")),
+    Run("fp32-load", "smollm2-135m-fp32", ("--vs", "ort", "--phases", "load")),
+    Run("fp16", "smollm2-135m-fp16", ("--phases", "decode", "--context-tokens", "64")),
+    Run("bf16", "smollm2-135m-bf16", ("--phases", "decode", "--context-tokens", "64")),
     Run("long", "smollm2-135m-int4",
         ("--vs", "ort", "--phases", "decode", "--context-tokens", "2048", "--rounds", "1")),
     Run("longest", "smollm2-135m-int4",
@@ -232,7 +234,7 @@ def attention() -> float | None:
 
 def cold() -> float | None:
     """Native's first token over that of the fastest peer's process."""
-    report = load("int4")
+    report = load("int4-load")
     found = {p["engine"]: p["first_token_s"]["median"] for p in (report or {"processes": []})["processes"]}
     peers = [found[name] for name in ("ort", PEER) if name in found]
     return found["native"] / min(peers) if peers and "native" in found else None
@@ -284,8 +286,8 @@ TARGETS = [
     Target("batch of 16, over one by one", 3.0, lambda: worst_ratio(load("batch"), "batch", "native one by one")),
     Target("batch of 16, over onnxruntime-genai's", 2.5, lambda: worst_ratio(load("batch"), "batch", PEER)),
     Target("first token of a cold process, int4, over the best peer's", 0.5, cold, least=False),
-    Target("memory of weights, KV and activations over the artifact, int4", 1.1, lambda: held("int4"), least=False),
-    Target("memory of weights, KV and activations over the artifact, fp32", 1.1, lambda: held("fp32"), least=False),
+    Target("memory of weights, KV and activations over the artifact, int4", 1.1, lambda: held("int4-load"), least=False),
+    Target("memory of weights, KV and activations over the artifact, fp32", 1.1, lambda: held("fp32-load"), least=False),
 ]  # fmt: skip
 
 
@@ -315,8 +317,10 @@ SECTIONS: dict[str, tuple[str, Callable[[Report], str]]] = {
     "long": ("long", speeds),
     "longest": ("longest", speeds),
     "batch": ("batch", speeds),
-    "processes": ("int4", processes),
-    "processes-fp32": ("fp32", processes),
+    "int4-load": ("int4-load", speeds),
+    "fp32-load": ("fp32-load", speeds),
+    "processes": ("int4-load", processes),
+    "processes-fp32": ("fp32-load", processes),
     "micro": ("micro", micro),
     "micro-fp32": ("micro-fp32", micro),
     "profile": ("profile", profile),
