@@ -111,8 +111,9 @@ def _place(scene: Scene, tapped: Tapped, source: int | None, progress: Progress)
     index = next((k for k, block in enumerate(scene.blocks) if block.layer == source), None)
     if index is None:
         return "after the last layer: final norm or lm_head"
-    progress(f"layers: which op of layer {source}")
-    return f"layer {source}{_op_inside(scene, tapped, index)}"
+    label = scene.blocks[index].label
+    progress(f"layers: which op of {label}")
+    return f"{label}{_op_inside(scene, tapped, index)}"
 
 
 def _cut_agrees(tapped: Tapped, name: str) -> bool:
@@ -168,7 +169,7 @@ def non_finite_place(native: TappedRunner, graph: Graph, path: Path) -> str:
     values = native.tap(names, path.ids)
     name = next((n for n in names if compare.non_finite(rows_of(values[n])) is not None), None)
     what = _described(graph, name, values[name]) if name else ""
-    return f"layer {block.layer}{what}"
+    return f"{block.label}{what}"
 
 
 def _visible(native: TappedRunner, graph: Graph, io: DecoderIo, block: Block) -> list[str]:

@@ -50,31 +50,38 @@ def _reversed(runner: Runner, path: Path) -> np.ndarray:
 
 
 def _weight_probe(oracle: Oracle, path: Path, reference: np.ndarray, pair_floor: float) -> Probe:
-    """The largest element of the first norm's weight (of the first product's, where there is no norm), doubled."""
-    twin = oracle.twin()
-    name = _telling_weight(twin)
-    if name is None:
+    """The largest element of one weight, doubled: the first norm's; where that moves nothing, the first and the last
+    product's (the queries of a layer that sees one key decide nothing)."""
+    names = _telling_weights(oracle.twin())
+    if not names:
         return Probe("one weight changed", 0.0, True, "not applicable: no float weight is small enough to copy")
-    values = twin.weight(name).copy()
+    found = [Probe("one weight changed", 0.0, False)]
+    for name in names:
+        found.append(_probe("one weight changed", _doubled(oracle, name, path), reference, pair_floor))
+        if found[-1].ok:
+            break
+    return max(found, key=lambda probe: probe.moved_in_floors)
+
+
+def _doubled(oracle: Oracle, name: str, path: Path) -> np.ndarray:
+    values = oracle.twin().weight(name).copy()
     flat = values.reshape(-1)
     flat[int(np.abs(flat).argmax())] *= 2
-    runner = oracle.open(lambda other: other.replace(name, values))
+    runner = oracle.open(lambda twin: twin.replace(name, values))
     try:
-        moved = runner.step(path.ids, logits="all")
+        return runner.step(path.ids, logits="all")
     finally:
         runner.close()
-    return _probe("one weight changed", moved, reference, pair_floor)
 
 
-def _telling_weight(twin: Twin) -> str | None:
-    """A weight that every token meets."""
+def _telling_weights(twin: Twin) -> list[str]:
+    """The first norm's weight, the first and the last product's."""
     usable = set(twin.nudgeable())
-    for kind in ("Normalization", "MatMul", "Gemm", "MatMulNBits"):
-        for node in twin.graph.node:
-            name = next((n for n in node.input if n in usable), None)
-            if node.op_type.endswith(kind) and name is not None:
-                return name
-    return None
+    norms, products = (
+        [n for node in twin.graph.node if node.op_type.endswith(kinds) for n in node.input if n in usable]
+        for kinds in (("Normalization",), ("MatMul", "Gemm", "MatMulNBits"))
+    )
+    return list(dict.fromkeys([*norms[:1], *products[:1], *products[-1:]]))
 
 
 def liveness_check(found: list[Probe]) -> Check:

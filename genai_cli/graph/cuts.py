@@ -61,6 +61,13 @@ class Block:
 
     skip_norm: str = ""  # op_type of a skip-and-norm that ends the block: its sum is the cut, its norm the next block's
 
+    with_layers: tuple[int, ...] = ()  # layers before it that have no cut of their own: one block with this one
+
+    @property
+    def label(self) -> str:
+        """For reports."""
+        return f"layers {self.with_layers[0]}-{self.layer}" if self.with_layers else f"layer {self.layer}"
+
     @property
     def residual(self) -> str:
         """The residual stream after the block. A skip-and-norm op gives (normed, sum): normed is the next block's."""
@@ -119,18 +126,20 @@ def blocks(graph: Graph, io: DecoderIo) -> list[Block]:
     position = {id(node): index for index, node in enumerate(graph.nodes)}
     carriers = _carriers(graph, io)
     made: list[Block] = []
-    start = -1
+    start, uncut = -1, []
     for k, (layer, first) in enumerate(carriers):
         following = carriers[k + 1][1] if k + 1 < len(carriers) else len(graph.nodes)
         inside = [node for node in cuts if first < position[id(node)] < following and _carries_rows(node, io)]
         if not inside:
+            uncut.append(layer)
             continue
         end = inside[-1] if k + 1 < len(carriers) else _before_head(inside)
         outputs = _used_outputs(graph, end)
         inner = [node.outputs[0] for node in graph.nodes[start + 1 : position[id(end)]]]
         before = list(made[-1].outputs[:-1]) if made else []
         skip_norm = end.op_type if end.op_type in NORM_INPUTS and len(outputs) > 1 else ""
-        made.append(Block(k, layer, outputs, (*before, *inner, outputs[-1]), skip_norm))
+        made.append(Block(k, layer, outputs, (*before, *inner, outputs[-1]), skip_norm, tuple(uncut)))
+        uncut = []
         start = position[id(end)]
     return made
 
