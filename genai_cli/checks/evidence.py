@@ -11,7 +11,7 @@ from genai_cli.checks import compare, statistics
 from genai_cli.checks.compare import RowMetrics, row_metrics
 from genai_cli.checks.flips import PASSING, decisive, flips_of, mismatch_bound
 from genai_cli.checks.limits import Bound
-from genai_cli.checks.paths import Path, Run
+from genai_cli.checks.paths import Path, Run, greedy_path, prefilled
 from genai_cli.kv.layout import KvLayout
 from genai_cli.report.parity import Check, CheckVerdict, Flip, KvRow, Point
 from genai_cli.runners.base import Runner
@@ -189,6 +189,28 @@ def free_run(native: Runner, paths: Sequence[Path], runs: Sequence[Run], pick: P
         "free_run", "tokens", "fail" if wrong else "pass", compared, value=float(len(wrong)), limit=0.0,
         limit_source="argmax takes the first maximum", reason=wrong[0] if wrong else "",
         extra={"first_divergence": diverged},
+    )  # fmt: skip
+
+
+def own_path(native: Runner, oracle: Runner, paths: Sequence[Path], runs: Sequence[Run], limit: Bound) -> Check:
+    """After a flip that passes, native goes its own way; the oracle is asked about that way too, by the same limit."""
+    own, said = [], []
+    for path, run in zip(paths, runs, strict=True):
+        if (compare.first_max(run.logits)[path.prompt_len - 1 : -1] == path.ids[path.prompt_len :]).all():
+            continue  # it went the oracle's way
+        walked, answer = greedy_path(native, path.ids[: path.prompt_len], path.steps, path.id)
+        own.append(walked)
+        said.append(answer)
+    if not own:
+        return Check("own_path", "logits", "not applicable", reason="native went the oracle's way")
+    logits = Logits.of(said, [prefilled(oracle, path) for path in own], own)
+    value, worst = logits.worst("nmse")
+    verdict, reason = _judge(
+        value, limit, f"on native's own path logits differ by NMSE {value:.2g} at {worst['where']}"
+    )
+    return Check(
+        "own_path", "logits", verdict, logits.num_rows, value=value, limit=limit.value, limit_source=limit.source,
+        worst=worst, reason=reason, extra={"flips": sum(len(rows.flips) for rows in logits.rows)},
     )  # fmt: skip
 
 

@@ -143,6 +143,8 @@ def parity(
         found.checks += _preflight_checks(native, oracles, artifact)
         compare_runs(found, runs, native.kv_layout, oracles, artifact, settings)
         found.checks.append(evidence.free_run(native, oracles.paths, runs, settings.pick))
+        if found.flips and oracles.oracle is not None and not _numbers_differ(found.checks):
+            found.checks.append(_own_path(native, oracles, runs, settings, artifact))
     finally:
         native.close()
     if exact and settings.user_mode:
@@ -296,6 +298,23 @@ def _as_it_is(oracles: Oracles) -> bool:
     return oracles.kind == "ort" or (oracles.kind == "golden" and str(oracles.info["version"]).split()[0] == "ort")
 
 
+def _limit(oracles: Oracles, settings: Settings, artifact: preflight.Artifact) -> Bound:
+    """Of the logits' NMSE."""
+    top = ceiling(artifact.precision if _as_it_is(oracles) else "f32").nmse
+    return Bound(oracles.floor.used["nmse"], settings.kappa, top)
+
+
+def _own_path(
+    native: Runner, oracles: Oracles, runs: Sequence[Run], settings: Settings, artifact: preflight.Artifact
+) -> Check:
+    assert oracles.oracle is not None
+    runner = oracles.oracle.open()
+    try:
+        return evidence.own_path(native, runner, oracles.paths, runs, _limit(oracles, settings, artifact))
+    finally:
+        runner.close()
+
+
 def compare_runs(
     found: Found,
     runs: Sequence[Run],
@@ -305,9 +324,7 @@ def compare_runs(
     settings: Settings,
 ) -> None:
     """Teacher-forced logits, tokens and KV against the floor."""
-    limit = Bound(
-        oracles.floor.used["nmse"], settings.kappa, ceiling(artifact.precision if _as_it_is(oracles) else "f32").nmse
-    )
+    limit = _limit(oracles, settings, artifact)
     pair_floor = floor.pair_floor(oracles.floor, oracles.references[0].logits)
     pair = settings.kappa * pair_floor
     logits = evidence.Logits.of(runs, oracles.references, oracles.paths)

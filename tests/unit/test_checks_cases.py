@@ -14,6 +14,7 @@ from onnx import helper, numpy_helper
 
 from genai_cli.backends.cpu import CpuBackend
 from genai_cli.checks import session
+from genai_cli.checks.mutants import weight_of
 from genai_cli.checks.op_battery import compare_op
 from genai_cli.checks.parity import Settings
 from genai_cli.checks.session import Request
@@ -154,6 +155,37 @@ def test_level_4_with_an_outlier_channel_passes_and_flips_are_told_with_their_ma
     assert list(report.artifact["accuracy_levels"]) == [4]
     plain = find(report, "user_mode.plain")
     assert set(plain.extra["arbiter"]) == {"native", "oracle", "neither"}
+
+
+# -- ties ---------------------------------------------------------------------------------------------------------------
+
+
+def tied_on_top(graph: onnx.GraphProto) -> None:
+    """The two tied tokens win often: their rows of lm_head are larger than any other."""
+    head = next(t for t in graph.initializer if t.name == "logits.weight")
+    values = numpy_helper.to_array(head).copy()
+    values[:, 4] = values[:, 9] = 3 * values[:, 6]
+    head.CopyFrom(numpy_helper.from_array(values, head.name))
+
+
+def one_ulp_up(graph: Graph) -> Graph:
+    """Row 9 of native's lm_head, away from zero: its logit is no longer equal to that of row 4."""
+    values = graph.initializers["logits.weight"].array().copy()
+    values[:, 9] = np.nextafter(values[:, 9], np.where(values[:, 9] > 0, np.float32(np.inf), np.float32(-np.inf)))
+    return replace(graph, initializers={**graph.initializers, "logits.weight": weight_of("logits.weight", values)})
+
+
+def test_equal_rows_one_ulp_apart_are_near_ties_and_native_s_own_path_is_judged_too(tmp_path):
+    folder = edited(FIXTURES / "kv-tie", tmp_path / "tie", tied_on_top)
+    clean = run(folder)
+    assert clean.verdict == "PASS"
+    assert find(clean, "tokens").decisive < find(clean, "tokens").compared  # a match on a tie is luck
+    report = run(folder, transform=one_ulp_up)
+    assert (report.verdict, report.exit_code) == ("PASS with near-ties", ExitCode.OK)
+    assert {(flip.native, flip.oracle, flip.class_) for flip in report.flips} == {(9, 4, "NEAR-TIE")}
+    assert headline(report).startswith(f"PASS with {len(report.flips)} near-tie")
+    own = find(report, "own_path")
+    assert (own.verdict, own.compared) == ("pass", len(IDS) + 8)
 
 
 # -- windows and masks -------------------------------------------------------------------------------------------------
