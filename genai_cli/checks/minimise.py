@@ -1,4 +1,4 @@
-"""The shortest input that still fails in the same way: fewer prompt tokens first, then fewer steps.
+"""The shortest prompt that still fails in the same way.
 
 A reduction counts only if the failure has the same signature (class and layer); anything else is another failure.
 """
@@ -73,12 +73,3 @@ def _chunks(items: list[int], parts: int) -> list[list[int]]:
     size, extra = divmod(len(items), parts)
     bounds = [index * size + min(index, extra) for index in range(parts + 1)]
     return [items[a:b] for a, b in pairwise(bounds) if b > a]
-
-
-def fewest_steps(steps: int, fails: Callable[[int], bool]) -> int:
-    """The smallest number of decode steps that still fails, by bisection (what fails at n fails beyond n)."""
-    low, high = 0, steps
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fails(middle) else (middle + 1, high)
-    return low

@@ -219,16 +219,36 @@ def bundled(
     """The shortest prompt with the same failure at the same layer, written as a bundle that was seen to fail again."""
     prompt = _failing_prompt(prompts, report)
     small = shortest(target, prompt, settings, report, progress)
-    ids, steps = (small.ids, 1) if small else (prompt.ids.tolist(), settings.steps)
-    made = bundles.bundle_of(report, target.model_path, ids, steps, len(prompt.ids))
+    ids = small.ids if small else prompt.ids.tolist()
 
     def again(bundle: bundles.Bundle) -> ParityReport:
         shorter = replace(settings, steps=bundle.steps, oracle=bundle.oracle, explain=False)
         return parity(target, [Prompt("bundle", np.array(bundle.ids, np.int64))], shorter, progress)
 
-    path = bundles.write(folder, made, report, again)
-    facts = {"path": str(path), "reverified": True, "tokens": len(ids), "of": len(prompt.ids)}
+    def written(steps: int) -> Path:
+        made = bundles.bundle_of(report, target.model_path, ids, steps, len(prompt.ids))
+        return bundles.write(folder, made, report, again)
+
+    steps = 1 if small else fewest_steps(report, prompt, settings.steps)
+    try:
+        path = written(steps)
+    except GenaiError:
+        if steps == settings.steps:
+            raise
+        steps = settings.steps  # fewer did not show the same failure
+        path = written(steps)
+    facts = {
+        "path": str(path), "reverified": True, "tokens": len(ids), "of": len(prompt.ids), "steps": steps,
+        "of_steps": settings.steps,
+    }  # fmt: skip
     return replace(report, bundle=facts, next_command=f"genai parity {folder} --explain")
+
+
+def fewest_steps(report: ParityReport, prompt: Prompt, steps: int) -> int:
+    """Decode steps up to the first position beyond the bound; all of them where no position is."""
+    bound = next((c.limit for c in report.checks if c.id == "logits.pair"), None)
+    bad = [p.pos for p in report.points if bound is not None and not p.pair_delta <= bound]
+    return min(steps, max(1, min(bad) - len(prompt.ids) + 1)) if bad and len(report.inputs) == 1 else steps
 
 
 def _failing_prompt(prompts: Sequence[Prompt], report: ParityReport) -> Prompt:

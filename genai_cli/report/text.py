@@ -73,7 +73,8 @@ def lines(report: ParityReport) -> list[str]:
         made.append(f"      {_perf_line(report.perf)}")
     if report.bundle is not None:
         made.append(
-            f"      bundle  {report.bundle['tokens']} of {report.bundle['of']} prompt tokens still fail the same way"
+            f"      bundle  {report.bundle['tokens']} of {report.bundle['of']} prompt tokens and {report.bundle['steps']} of"
+            f" {report.bundle['of_steps']} steps still fail the same way: {report.bundle['path']}"
         )
     made += [f"      {line}" for line in _uncompared_lines(report)]
     made.append(f"      next    {report.next_command}      {report.elapsed_s:.1f} s")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -118,6 +119,54 @@ def test_5_unproven_on_a_blind_fixture():
     done = genai(LLAMA, "--prompt-ids", "30", "--steps", "1")
     assert done.returncode == 5, done.stdout
     assert "UNPROVEN" in done.stdout
+
+
+NOT_EVEN_STARTED = [
+    ("--kappa", "0"),
+    ("--kappa", "nan"),
+    ("--seed", "-1"),
+    ("--level", "most"),
+    ("--prompt-ids", "1,99999999"),
+    ("--prompt", "a", "--prompt-ids", "1"),
+    ("--ops", "--prove"),
+    ("--save-golden", "no/such/folder/g.npz"),
+    ("--html", "no/such/folder/r.html"),
+    ("--oracle-device", "cuda:7"),
+]
+
+
+@pytest.mark.parametrize("args", NOT_EVEN_STARTED, ids=" ".join)
+def test_2_wrong_options_are_said_before_the_work(args):
+    done = genai(LLAMA, *args)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("level", ["basic", "off"])
+def test_the_oracle_at_another_optimisation_level(level):
+    report = json.loads(genai(LLAMA, *QUICK, "--level", level, "--json").stdout)
+    assert report["exit_code"] == 0
+    assert report["sides"]["oracle"]["options"]["optimization"] == level
+    other = "all" if level == "off" else "off"
+    assert f"graph optimisation {other}" in [p["name"] for p in report["floor"]["perturbations"]]
+
+
+def test_one_model_that_is_not_there_does_not_end_the_others(tmp_path):
+    done = genai(tmp_path / "nowhere", LLAMA, *QUICK, "--json")
+    assert done.returncode == 2
+    report, error = json.loads(done.stdout)
+    assert (report["verdict"], error["exit_code"]) == ("PASS", 2)
+    assert "does not exist" in error["error"]
+    assert "nowhere" in done.stderr
+    assert genai(LLAMA, LLAMA, *QUICK, "--html", tmp_path / "r.html").returncode == 2
+
+
+def test_a_folder_whose_name_has_a_space_gives_a_command_that_can_be_pasted(tmp_path):
+    folder = tmp_path / "my model"
+    shutil.copytree(LLAMA, folder)
+    done = genai(folder, *QUICK)
+    assert f"genai mirror-check '{folder}'" in done.stdout.splitlines()[-1]
 
 
 def test_several_models_give_the_worst_code():

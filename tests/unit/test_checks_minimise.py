@@ -2,7 +2,7 @@
 
 import pytest
 
-from genai_cli.checks.minimise import fewest_steps, minimise
+from genai_cli.checks.minimise import minimise
 
 
 def test_two_tokens_far_apart_are_all_that_is_left():
@@ -29,8 +29,3 @@ def test_the_budget_ends_with_the_best_so_far():
 def test_an_input_that_does_not_fail_is_refused():
     with pytest.raises(ValueError, match="does not show"):
         minimise([1, 2], lambda ids: False)
-
-
-def test_steps_by_bisection():
-    assert fewest_steps(64, lambda n: n >= 19) == 19
-    assert fewest_steps(64, lambda n: True) == 0

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from genai_cli.backends.cpu import CpuBackend
-from genai_cli.checks import bundle, mutants, preflight, session
+from genai_cli.checks import bundle, likelihood, mutants, preflight, session
 from genai_cli.checks.parity import Prompt, Settings, parity
 from genai_cli.checks.session import Request
 from genai_cli.checks.target import Place, open_target
@@ -76,6 +76,50 @@ def test_the_floor_is_cached_with_the_same_verdict(cache):
     assert first.floor.used == second.floor.used
     assert len(first.floor.perturbations) == 10  # decode, optimisation, eight of one ulp
     assert not run("llama-fp32-cpu", cache_dir=cache, seed=1).floor.cached
+
+
+def test_a_floor_that_was_interrupted_goes_on_where_it_was(tmp_path):
+    seen = []
+
+    def stop(text):
+        seen.append(text)
+        if sum(t.startswith("floor: ") for t in seen) == 5:
+            raise KeyboardInterrupt
+
+    settings = replace(SETTINGS, cache_dir=tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        session.run(PACKAGES / "llama-fp32-cpu", IDS, settings, PLACE, stop)
+    (part,) = tmp_path.glob("floor-*.part.json")
+    assert len(json.loads(part.read_text())) == 4
+    kept = json.loads(part.read_text())
+    report = run("llama-fp32-cpu", cache_dir=tmp_path)
+    measured = {p.name: p.nmse for p in report.floor.perturbations}
+    assert all(measured[name] == noise["nmse"] for name, noise in kept.items())
+    assert not list(tmp_path.glob("floor-*.part.json"))
+    assert report.floor.used == run("llama-fp32-cpu").floor.used
+
+
+def test_the_mode_you_run_is_judged_on_a_thousand_tokens(cache):
+    for name in ("llama-int4-cpu", "llama-bf16-cuda", "llama-fp16-cuda"):
+        found = find(run(name, cache_dir=cache), "statistics.nll")
+        assert (found.verdict, found.compared) == ("pass", 1024)
+        again = find(run(name, cache_dir=cache), "statistics.nll")  # the oracle's side comes from the cache
+        assert again.value == found.value
+    assert list(cache.glob("nll-*.json"))
+
+
+def test_a_mode_you_run_that_loses_likelihood_is_a_difference(cache, monkeypatch):
+    """Only the rounded mode is damaged: the exact mode that gates end to end cannot see it."""
+    real = likelihood.score
+
+    def worse(runner, windows):
+        found = real(runner, windows)
+        return found + 0.02 if runner.info.name == "native" else found
+
+    monkeypatch.setattr(likelihood, "score", worse)
+    report = run("llama-fp16-cuda", cache_dir=cache)
+    assert report.exit_code == ExitCode.DIFFERENT
+    assert "nat/token is outside the margin" in report.reason
 
 
 def test_golden_file_stands_in_for_the_oracle(tmp_path):
@@ -233,7 +277,7 @@ class Forgetful(NativeRunner):
         return made
 
 
-def test_a_defect_that_only_decode_shows_is_found_by_tapped_steps():
+def test_a_defect_that_only_decode_shows_is_found_by_tapped_steps(tmp_path):
     target = open_target(PACKAGES / "llama-fp32-cpu", PLACE)
 
     def open_native(*, exact, transform=None):
@@ -244,6 +288,10 @@ def test_a_defect_that_only_decode_shows_is_found_by_tapped_steps():
     assert report.exit_code == ExitCode.DIFFERENT
     assert report.place == "layer 1: from position 21 on"  # 20 is the first decode step, 21 the first to miss its key
     assert all(s.direction.startswith("KV of") for s in report.splice)  # no prefill shows it: blocks have no shares
+    prompt = Prompt("0", np.arange(30, 50))
+    bundled = session.bundled(broken, [prompt], SETTINGS, report, tmp_path / "b", lambda _: None)
+    assert (bundled.bundle["steps"], bundled.bundle["of_steps"]) == (2, 8)
+    assert json.loads((tmp_path / "b" / "bundle.json").read_text())["steps"] == 2
 
 
 def test_an_artifact_that_gives_nan_on_both_sides_is_a_difference(tmp_path):
