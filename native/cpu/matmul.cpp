@@ -2,10 +2,11 @@
 // [K, N] weights: lanes run over N; K is cut into two halves, each output is a chain of fused multiply-adds over the k
 // of either half in their order, and the two are added. (Halves, so that two threads read whole rows: memory is then
 // one stream for each of them.) [N, K] weights (transB): sixteen chains over k mod 16, added in one fixed tree.
+#include "cpu/matmul.h"
+
 #include <algorithm>
 #include <memory>
 
-#include "cpu/check.h"
 #include "cpu/lanes.h"
 #include "cpu/scratch.h"
 #include "threads.h"
@@ -21,6 +22,7 @@ constexpr int kTileRows = 3;
 constexpr int kPanel = 2 * kLanes;     // columns of a packed panel
 constexpr int64_t kDepth = 288;        // k steps of a packed panel: it stays in the first-level cache, nearly
 constexpr int64_t kStreamRows = 4;     // up to here B is streamed once, unpacked
+constexpr int kDeepRows = 4;           // rows of B that pass over the sums together
 constexpr int64_t kBlock = 4096;       // columns of a streamed block: their sums stay in the first-level cache
 constexpr int64_t kAheadBytes = 8192;  // how far ahead of its use B is fetched
 constexpr int64_t kSmall = 32 * 1024;  // multiply-adds worth a thread
@@ -80,44 +82,40 @@ int64_t num_halves(int64_t k) { return k >= kHalve ? 2 : 1; }
 
 int64_t middle_of(int64_t k) { return num_halves(k) == 1 ? k : (k / 2 + 3) / 4 * 4; }
 
-// Rows [k, last) of B for columns [first, first + width), four rows at a time; adds to sums [M, N] at those columns.
-template <class T>
-void stream_block(const Product& p, int64_t k, int64_t last, int64_t first, int64_t width, float* sums) {
-  const T* b = static_cast<const T*>(p.b);
-  // Prefetchers of the machine lose a stream that jumps from row to row. Whole rows follow each other: four lines at
-  // the distance; parts of rows: the rows after these. Addresses beyond the end are harmless.
+// kDeep rows of B from k on, for columns [first, first + width): adds to sums [M, N] at those columns.
+template <int kDeep, class T>
+void stream_rows(const Product& p, int64_t k, int64_t first, int64_t width, float* sums) {
+  constexpr int64_t kLine = 64 / sizeof(T), kVectors = kLine / kLanes, kAhead = kAheadBytes / sizeof(T);
+  const T* b = static_cast<const T*>(p.b) + k * p.n + first;
+  // Prefetchers of the machine lose a stream that jumps from row to row. Whole rows follow each other: as many lines as
+  // are read, at the distance; parts of rows: the rows after these. Addresses beyond the end are harmless.
   bool whole = width == p.n;
-  constexpr int64_t kAhead = kAheadBytes / sizeof(T);
-  for (; k < last; k += 4) {
-    int64_t deep = std::min<int64_t>(4, last - k);
-    const T* b0 = b + k * p.n + first;
-    const T* ahead = whole ? b0 + kAhead : b0 + 8 * p.n;
-    int64_t step = whole ? 64 / static_cast<int64_t>(sizeof(T)) : p.n, stride = whole ? 4 : 1;
-    for (int64_t m = 0; m < p.m; ++m) {
-      float* row = sums + m * p.n + first;
-      const float* a = p.a + m * p.k + k;
-      int64_t j = 0;
-      if (deep == 4) {
-        v16 a0 = all(a[0]), a1 = all(a[1]), a2 = all(a[2]), a3 = all(a[3]);
-        const T *b1 = b0 + p.n, *b2 = b1 + p.n, *b3 = b2 + p.n;
-        for (; j + kLanes <= width; j += kLanes) {
-          for (int d = 0; d < 4; ++d) __builtin_prefetch(ahead + d * step + stride * j);
-          v16 sum = load(row + j);
-          sum = multiply_add(a0, load(b0 + j), sum);
-          sum = multiply_add(a1, load(b1 + j), sum);
-          sum = multiply_add(a2, load(b2 + j), sum);
-          sum = multiply_add(a3, load(b3 + j), sum);
-          store(row + j, sum);
+  const T* ahead = whole ? b + kAhead : b + kDeep * p.n;
+  int64_t step = whole ? kLine : p.n, stride = whole ? kDeep : 1;
+  for (int64_t m = 0; m < p.m; ++m) {
+    float* row = sums + m * p.n + first;
+    const float* a = p.a + m * p.k + k;
+    int64_t j = 0;
+    for (; j + kLine <= width; j += kLine) {
+      v16 sum[kVectors];
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) sum[v] = load(row + j + v * kLanes);
+#pragma GCC unroll 8
+      for (int d = 0; d < kDeep; ++d) {
+        __builtin_prefetch(ahead + d * step + stride * j);
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) {
+          sum[v] = multiply_add(all(a[d]), load(b + d * p.n + j + v * kLanes), sum[v]);
         }
       }
-      for (; j < width; j += kLanes) {
-        int64_t count = std::min<int64_t>(kLanes, width - j);
-        v16 sum = load_any(row + j, count);
-        for (int64_t d = 0; d < deep; ++d) {
-          sum = multiply_add(all(a[d]), load_any(b0 + d * p.n + j, count), sum);
-        }
-        std::memcpy(row + j, &sum, count * sizeof(float));
-      }
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) store(row + j + v * kLanes, sum[v]);
+    }
+    for (; j < width; j += kLanes) {
+      int64_t count = std::min<int64_t>(kLanes, width - j);
+      v16 sum = load_any(row + j, count);
+      for (int d = 0; d < kDeep; ++d) sum = multiply_add(all(a[d]), load_any(b + d * p.n + j, count), sum);
+      std::memcpy(row + j, &sum, count * sizeof(float));
     }
   }
 }
@@ -129,7 +127,9 @@ void stream_columns(const Product& p, int64_t half, int64_t first, int64_t last,
   for (; first < last; first += kBlock) {
     int64_t width = std::min(kBlock, last - first);
     for (int64_t m = 0; m < p.m; ++m) std::fill_n(sums + m * p.n + first, width, 0.0f);
-    stream_block<T>(p, begin, end, first, width, sums);
+    int64_t k = begin;
+    for (; k + kDeepRows <= end; k += kDeepRows) stream_rows<kDeepRows, T>(p, k, first, width, sums);
+    for (; k < end; ++k) stream_rows<1, T>(p, k, first, width, sums);
   }
 }
 
@@ -283,7 +283,8 @@ void dots(const float* a, int64_t a_stride, const T* b, int64_t k, float* out, i
     for (int r = 0; r < kRows; ++r) x[r] = load_any(a + r * a_stride + i, count);
 #pragma GCC unroll 4
     for (int c = 0; c < kColumns; ++c) {
-      if (kRows == 1) __builtin_prefetch(b + (c + kColumns) * k + i);  // the rows after these; beyond the end is harmless
+      if (kRows == 1)
+        __builtin_prefetch(b + (c + kColumns) * k + i);  // the rows after these; beyond the end is harmless
       v16 w = load_any(b + c * k + i, count);
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) sums[r][c] = multiply_add(x[r], w, sums[r][c]);
@@ -451,4 +452,13 @@ GENAI_KERNEL("MatMul", matmul);
 GENAI_KERNEL("Gemm", matmul);
 
 }  // namespace
+
+void multiply_rows(ThreadPool& pool, const float* rows, int64_t m, int64_t k, const void* weights, DType dtype,
+                   int64_t n, float* y) {
+  Finish finish;
+  finish.y = {y, DType::f32, {m, n}};
+  finish.plain = true;
+  multiply({rows, weights, m, n, k}, dtype, true, finish, 0, pool);
+}
+
 }  // namespace genai::GENAI_ISA
