@@ -14,6 +14,7 @@ import numpy as np
 from genai_cli.backends import (  # noqa: F401
     cuda_attention,
     cuda_elementwise,
+    cuda_lines,
     cuda_matmul,
     cuda_moe,
     cuda_norm,
@@ -77,7 +78,9 @@ class CudaBackend:
     def __init__(self, index: int = 0, options: CudaOptions | None = None) -> None:
         self.options = options or CudaOptions()
         self.device = CudaDevice(index, self.options)
-        self.description = f"cuda:{index} {self.device.name}"
+        self.tensor_cores = self.device.tensor_cores
+        products = "mma.sync" if self.tensor_cores else "fma"
+        self.description = f"cuda:{index} {self.device.name} ({self.device.arch}, 16-bit products by {products})"
         self.captures = CaptureCounters()
         self.generation = 0  # grows with every growth of the KV: what was planned before is stale
         self.num_sms = self.device.num_sms

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +25,7 @@ STAGING_BYTES = 16 << 20  # pinned; larger copies go through it piece by piece
 STAGING_ALIGNMENT = 64
 FAULT_BASE = 1 << 62  # kernels store it plus the offending value; 0 is no fault
 DEFAULT_SHARED = 48 << 10  # bytes of dynamic shared memory a kernel may use unasked
+MMA_ARCH = 80  # mma.sync m16n8k16 of f16 and bf16
 CodeType = Literal["cubin", "ptx"]
 
 
@@ -34,6 +36,7 @@ class CudaOptions:
     code_type: CodeType = "cubin"  # PTX is for drivers that translate it themselves
     cache_dir: Path | None = None
     capture: bool = True
+    tensor_cores: bool = True  # where the device has those of sm_80
     wait_after_launch: bool = False  # slow; a kernel that faults is then named for certain
 
 
@@ -105,8 +108,8 @@ def kernel_source(name: str) -> str:
 class KernelCache:
     """Compiled kernels by (source, instantiation, arch, code type): in memory, and on disk where that is possible."""
 
-    def __init__(self, arch: str, code_type: CodeType, directory: Path | None) -> None:
-        self.arch, self.code_type, self.directory = arch, code_type, directory
+    def __init__(self, device: int, arch: str, code_type: CodeType, directory: Path | None) -> None:
+        self.device, self.arch, self.code_type, self.directory = device, arch, code_type, directory
         self.notes: list[str] = []
         self.compiled = 0
         self._kernels: dict[tuple[str, str], Any] = {}
@@ -140,7 +143,9 @@ class KernelCache:
 
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         handle = self.kernel(source, function).handle
-        _value(driver.cuKernelSetAttribute(attribute, nbytes, handle, 0), f"`{nbytes}` bytes of shared memory")
+        _value(
+            driver.cuKernelSetAttribute(attribute, nbytes, handle, self.device), f"`{nbytes}` bytes of shared memory"
+        )
         self._allowed[source, function] = nbytes
 
     def _object(self, source: str, function: str) -> Any:
@@ -188,19 +193,33 @@ class KernelCache:
 
 def compile_kernel(text: str, function: str, arch: str, code_type: CodeType) -> Any:
     """NVRTC: one instantiation as PTX or cubin. No fast math: results are compared with another engine's."""
-    from cuda.core import Program, ProgramOptions
+    from cuda.core import Program
 
     half, brain = "__half" in function, "__nv_bfloat16" in function
     defines = [name for name, used in (("GENAI_F16", half), ("GENAI_BF16", brain)) if used]
-    options = ProgramOptions(
-        std="c++17", arch=arch, use_bundled_headers=half or brain, define_macro=defines or None, name=function
-    )
+    options = program_options(function, arch, defines)
     try:
         return Program(text, "c++", options).compile(code_type, name_expressions=(function,))
     except GenaiError:
         raise
     except Exception as error:  # NVRTCError, or pathfinder's errors when the library itself is missing
         raise _compile_error(error, function) from error
+
+
+def program_options(name: str, arch: str, defines: list[str]) -> Any:
+    """C++17 for `arch`. 16-bit floats need cuda_fp16.h: beside the runtime's package, else in NVRTC itself (new ones)."""
+    from cuda import pathfinder
+    from cuda.core import ProgramOptions
+
+    options: dict[str, Any] = {"std": "c++17", "arch": arch, "define_macro": defines or None, "name": name}
+    headers = pathfinder.find_nvidia_header_directory("cudart") if defines else None
+    if headers:
+        options["include_path"] = [headers]
+    elif defines and "use_bundled_headers" in signature(ProgramOptions).parameters:
+        options["use_bundled_headers"] = True
+    elif defines:
+        raise _missing("CUDA's headers are missing", "cuda_fp16.h", "pip install nvidia-cuda-runtime")
+    return ProgramOptions(**options)
 
 
 def _compile_error(error: Exception, function: str) -> GenaiError:
@@ -254,9 +273,10 @@ class CudaDevice:
         self.core = open_device(index)
         self.options = options
         self.name, self.arch = str(self.core.name), f"sm_{self.core.arch}"
+        self.tensor_cores = options.tensor_cores and int(self.core.arch.rstrip("af")) >= MMA_ARCH
         self.num_sms = int(self.core.properties.multiprocessor_count)
         self.stream = self.core.create_stream()
-        self.kernels = KernelCache(self.arch, options.code_type, options.cache_dir)
+        self.kernels = KernelCache(index, self.arch, options.code_type, options.cache_dir)
         self.counters = Counters()
         self.allocated_bytes = 0
         self._pinned = LegacyPinnedMemoryResource()

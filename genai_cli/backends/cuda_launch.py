@@ -55,6 +55,7 @@ class Slots(Protocol):
 
     state_address: int  # int64: past_len, then (address, capacity) of each slot
     num_sms: int
+    tensor_cores: bool  # whether 16-bit products may run on them (mma.cu)
 
     def capacity_of(self, slot: int) -> int: ...
 

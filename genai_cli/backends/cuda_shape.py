@@ -57,7 +57,8 @@ def _transpose(call: Call) -> list[Launch]:
 
 
 @plans("Identity", "Flatten", "Reshape", "Squeeze", "Unsqueeze")
-def _as_is(call: Call) -> list[Launch]:
+def as_is(call: Call) -> list[Launch]:
+    """The first input's elements, in order."""
     x, y, count = call.input(0), call.output(), size(call.input(0).shape)
     return _copy(call, x, y, Strided([count], [[1], [1]]))
 

@@ -70,6 +70,12 @@ def same_but_axis(inputs: Inputs, attrs: Attrs) -> str | None:
     return None if same else "indices smaller than the data beside the axis"
 
 
+def sections(inputs: Inputs, attrs: Attrs) -> str | None:
+    """MRotaryEmbedding whose three sections are the width of the caches."""
+    section, width = list(attrs["mrope_section"]), shape(inputs[2])[-1]
+    return None if len(section) == 3 and sum(section) == width else f"sections {section} of a width of {width}"
+
+
 def few(inputs: Inputs, attrs: Attrs) -> str | None:
     """TopK of a number that is known and small."""
     k = optional(inputs, 1)
@@ -87,6 +93,9 @@ def blocks(inputs: Inputs, attrs: Attrs) -> str | None:
         return f"zero points of {dtype(zeros).name}"
     if zeros is not None and dtype(zeros) != np.uint8 and attrs.get("accuracy_level", 0) == 4:
         return "float zero points at accuracy_level 4"
+    block = attrs["block_size"]
+    if block < 16 or block & (block - 1):
+        return f"blocks of {block}, the kernel has powers of two from 16 on"
     return only("bits", 4, 8)(inputs, attrs) or only("weight_prepacked", 0)(inputs, attrs)
 
 
@@ -136,6 +145,9 @@ rule("cuda", "Slice", kinds(ALL, 0), known(1, 2, 3, 4), dims)
 rule("cuda", "Trilu", kinds(ALL, 0), known(1), domain=MS)
 rule("cuda", "Gather", kinds(ALL, 0), kinds(INDICES, 1))
 rule("cuda", "GatherElements", kinds(ALL, 0), kinds(INDICES, 1), same_but_axis)
+REDUCTION = only("reduction", "none", "add", "mul", "max", "min")
+rule("cuda", "ScatterElements", kinds(NUMBERS, 0, 2), alike(0, 2), kinds(INDICES, 1), same_but_axis, REDUCTION)
+rule("cuda", "CumSum", kinds(NUMBERS, 0), known(1))
 
 # rows: reductions, softmax, norms
 REDUCE = "ReduceSum ReduceMean ReduceMax ReduceMin ReduceL1 ReduceL2 ReduceSumSquare ReduceLogSum"
@@ -157,6 +169,10 @@ rule(
     only("is_packed_batching", 0), domain=MS, kernel="com.microsoft.RotaryEmbedding",
 )  # fmt: skip
 rule(
+    "cuda", "MRotaryEmbedding", kinds(FLOATS, 0, 2, 3), alike(0, 2, 3), kinds(INDICES, 1), only("scale", 1.0),
+    only("is_packed_batching", 0), sections, domain=MS,
+)  # fmt: skip
+rule(
     "cuda", "Attention", kinds(FLOATS, 0, 1, 2, 3, 4, 7, 8, 9), alike(0, 1, 2, 7, 8, 9), kinds(INDICES, 5),
     kinds(FLOATS | BOOL, 6), one_length, domain=OURS, kernel="genai.Attention",
 )  # fmt: skip
@@ -174,6 +190,7 @@ rule("cuda", "LinearAttentionGate", FLOAT, ALIKE, domain=MS)
 
 # products
 rule("cuda", "MatMul Gemm", FLOAT, ALIKE)
+rule("cuda", "FusedMatMul", FLOAT, ALIKE, only("transBatchA", 0), only("transBatchB", 0), domain=MS)
 rule("cuda", "MatMulNBits", kinds(FLOATS, 0, 2, 5), alike(0, 5), blocks, domain=MS)
 rule("cuda", "GatherBlockQuantized", kinds(FLOATS, 2), kinds(INDICES, 1), rows_of_table, domain=MS)
 

@@ -171,7 +171,7 @@ def Hardmax_1(input: Array, *, axis: int = 1) -> Array:
     return _flattened(hardmax, input, axis)
 
 
-@op(since=11, infer=same)
+@op(since=11, infer=same, host_inputs=(1,))
 def CumSum(x: Array, axis: Array, *, exclusive: int = 0, reverse: int = 0) -> Array:
     where = int(axis.reshape(-1)[0])
     ahead = np.flip(x, where) if reverse else x

@@ -45,10 +45,13 @@ __global__ void columns(const T* a, const T* b, const T* c, T* y, i64 m, i64 n, 
 // The same with b [N, K]: one warp a column, lanes along K, V elements a load.
 template <int V, int ROWS, class T>
 __global__ void transposed(const T* a, const T* b, const T* c, T* y, i64 m, i64 n, i64 k, i64 a_row, i64 a_step,
-                           i64 c_row, i64 c_column, float alpha, float beta) {
+                           i64 c_row, i64 c_column, i64 a_batch, i64 b_batch, float alpha, float beta) {
   int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   i64 column = blockIdx.x * i64(kWarps) + warp, first = i64(blockIdx.y) * ROWS;
   if (column >= n) return;
+  a += blockIdx.z * a_batch;
+  b += blockIdx.z * b_batch;
+  y += blockIdx.z * m * n;
   float sums[ROWS] = {};
   for (i64 i = lane * V; i < k; i += kWarp * V) {
     Vector<T, V> weights = load<T, V>(b + column * k + i);

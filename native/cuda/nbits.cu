@@ -1,5 +1,6 @@
 // Block-quantized weights: b [N, blocks, block_size * BITS / 8] bytes, low bits first, one scale (and zero) a block.
-// One warp a column of the result; a lane takes CHUNK weights with one load, so weights are read once.
+// One warp a column of the result; a lane takes CHUNK weights with one load, so weights are read once. `shift` is log2
+// of the block size.
 
 constexpr int kWarps = 4;
 
@@ -26,29 +27,46 @@ __device__ inline int level(const unsigned* words, int i) {
   return words[i * BITS / 32] >> (i * BITS % 32) & ((1 << BITS) - 1);
 }
 
-// y [M, N] = a [M, K] times the weights, activations as they are.
+// COUNT activations from column `start` of a row of K, zeros beyond; `wide`: whole loads are aligned and inside.
+template <int COUNT, class T>
+__device__ inline void take(float (&values)[COUNT], const T* row, i64 start, i64 k, bool wide) {
+  constexpr int kVector = COUNT * sizeof(T) < 16 ? COUNT : 16 / sizeof(T);
+  if (wide && start + COUNT <= k) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i += kVector) {
+      Vector<T, kVector> part = load<T, kVector>(row + start + i);
+#pragma unroll
+      for (int v = 0; v < kVector; ++v) values[i + v] = widen(part.value[v]);
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) values[i] = start + i < k ? widen(row[start + i]) : 0.f;
+}
+
+// y [M, N] = a [M, K] times the weights, activations as they are. Lanes take small pieces side by side, so that the
+// activations of a warp's piece lie in few cache lines.
 template <int BITS, int CHUNK, int ROWS, class T, class S, class Z>
 __global__ void nbits(const T* a, const unsigned char* b, const S* scales, const Z* zeros, const T* bias, T* y, i64 m,
-                      i64 n, i64 k, i64 block_size, i64 blocks) {
+                      i64 n, i64 k, int shift, i64 blocks, int wide) {
   constexpr int kBytes = CHUNK * BITS / 8;
   int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   i64 column = blockIdx.x * i64(kWarps) + warp, first = i64(blockIdx.y) * ROWS;
   if (column >= n) return;
   float sums[ROWS] = {};
-  i64 chunks = blocks * block_size / CHUNK;
+  i64 chunks = (blocks << shift) / CHUNK;
+#pragma unroll 4  // loads in flight: the order of the sums stays
   for (i64 chunk = lane; chunk < chunks; chunk += kWarp) {
-    i64 start = chunk * CHUNK, block = start / block_size;
+    i64 start = chunk * CHUNK, block = start >> shift;
     Packed<kBytes> packed = *reinterpret_cast<const Packed<kBytes>*>(b + (column * chunks + chunk) * kBytes);
     float scale = widen(scales[column * blocks + block]), zero = zero_of<BITS>(zeros, column, block, blocks);
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
       if (first + r >= m) continue;
-      const T* row = a + (first + r) * k + start;
-      float dot = 0.f;
+      float values[CHUNK], dot = 0.f;
+      take<CHUNK>(values, a + (first + r) * k, start, k, wide);
 #pragma unroll
-      for (int i = 0; i < CHUNK; ++i) {
-        if (start + i < k) dot += widen(row[i]) * (level<BITS>(packed.word, i) - zero);
-      }
+      for (int i = 0; i < CHUNK; ++i) dot += values[i] * (level<BITS>(packed.word, i) - zero);
       sums[r] += dot * scale;
     }
   }
@@ -90,26 +108,31 @@ __device__ inline unsigned four(const unsigned* words, int i) {
 // The dot product of unsigned levels and signed activations: what is above 127 is put back by the sum of a.
 template <int BITS, int CHUNK, int ROWS, class T, class S, class Z>
 __global__ void nbits_int8(const signed char* a, const float* a_scales, const unsigned char* b, const S* scales,
-                           const Z* zeros, const T* bias, T* y, i64 m, i64 n, i64 block_size, i64 blocks) {
+                           const Z* zeros, const T* bias, T* y, i64 m, i64 n, int shift, i64 blocks) {
   constexpr int kBytes = CHUNK * BITS / 8;
   int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  i64 column = blockIdx.x * i64(kWarps) + warp, first = i64(blockIdx.y) * ROWS, padded = blocks * block_size;
+  i64 column = blockIdx.x * i64(kWarps) + warp, first = i64(blockIdx.y) * ROWS, padded = blocks << shift;
   if (column >= n) return;
   float sums[ROWS] = {};
   i64 chunks = padded / CHUNK;
+#pragma unroll 2
   for (i64 chunk = lane; chunk < chunks; chunk += kWarp) {
-    i64 start = chunk * CHUNK, block = start / block_size;
+    i64 start = chunk * CHUNK, block = start >> shift;
     Packed<kBytes> packed = *reinterpret_cast<const Packed<kBytes>*>(b + (column * chunks + chunk) * kBytes);
     float scale = widen(scales[column * blocks + block]), zero = zero_of<BITS>(zeros, column, block, blocks);
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
       if (first + r >= m) continue;
-      const int* row = reinterpret_cast<const int*>(a + (first + r) * padded + start);
       int dot = 0, sum = 0;
 #pragma unroll
-      for (int i = 0; i < CHUNK; i += 4) {
-        dot = dot4(row[i / 4], static_cast<int>(four<BITS>(packed.word, i) ^ (BITS == 8 ? 0x80808080u : 0u)), dot);
-        sum = dot4(row[i / 4], 0x01010101, sum);
+      for (int from = 0; from < CHUNK; from += 16) {  // a chunk is 16 or 32, its start a multiple of it
+        Vector<int, 4> part = load<int, 4>(reinterpret_cast<const int*>(a + (first + r) * padded + start + from));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          unsigned levels = four<BITS>(packed.word, from + 4 * i) ^ (BITS == 8 ? 0x80808080u : 0u);
+          dot = dot4(part.value[i], static_cast<int>(levels), dot);
+          sum = dot4(part.value[i], 0x01010101, sum);
+        }
       }
       if (BITS == 8) dot += 128 * sum;
       sums[r] += (dot - zero * sum) * (scale * a_scales[(first + r) * blocks + block]);

@@ -442,6 +442,18 @@ def _shuffle(f: Function, i: Instruction) -> str:
     return f.write(targets[0], "b32", f"shuffle({mask}, {value}, {by}, {control}, Shuffle::{mode}, {valid})")
 
 
+@handles("mma")
+def _tensor_product(f: Function, i: Instruction) -> str:
+    if "m16n8k16" not in i.modifiers or i.types[0] != "f32" or i.types[1] not in ("f16", "bf16"):
+        raise Unknown("mma")
+    d, a, b, c = (vector(arg) for arg in i.args)
+    words = [f.read(arg, "b32") for arg in (*a, *b)]
+    sums = [f.read(arg, "f32") for arg in c]
+    kept = " ".join(f.write(target, "f32", f"sums[{n}]") for n, target in enumerate(d))
+    brain = "true" if i.types[1] == "bf16" else "false"
+    return f"{{ f32 sums[4] = {{{', '.join(sums)}}}; tensor_product<{brain}>(sums, {', '.join(words)}); {kept} }}"
+
+
 @handles("vote")
 def _vote(f: Function, i: Instruction) -> str:
     mask, vote = f.read(i.args[2], "u32"), f.read(i.args[1], "pred")

@@ -262,21 +262,46 @@ def test_a_dropped_backend_gives_everything_back(cuda_backend: Make, double: Any
 # -- products ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(("k", "n"), [(37, 41), (72, 152)])
 @pytest.mark.parametrize("dtype", KINDS, ids=lambda kind: kind.name)
-def test_a_row_has_the_same_bits_among_any_number_of_rows(dtype: Any, cuda_backend: Make) -> None:
-    """Decode (1 row), a chunk (3) and a prefill (20, the tiled kernel): cold and warm KV must not differ."""
+def test_a_row_has_the_same_bits_among_any_number_of_rows(
+    dtype: Any, k: int, n: int, transposed: bool, cuda_backend: Make
+) -> None:
+    """Decode (1 row), a chunk (3) and a prefill (20, its own tiles): cold and warm KV must not differ. Odd widths are
+    not for tensor cores, the even ones fill neither tiles nor steps."""
     backend = cuda_backend()
     random = np.random.default_rng(1)
-    a, b = random.standard_normal((20, 37)).astype(dtype), random.standard_normal((37, 41)).astype(dtype)
-    weight = backend.constant(b)
+    a, b = random.standard_normal((20, k)).astype(dtype), random.standard_normal((k, n)).astype(dtype)
+    weight = backend.constant(np.ascontiguousarray(b.T) if transposed else b)
 
     def product(rows: np.ndarray) -> np.ndarray:
-        y = backend.empty((len(rows), 41), np.dtype(dtype))
-        backend.record().call("MatMul", [backend.constant(rows), weight], [y], {})
+        y = backend.empty((len(rows), n), np.dtype(dtype))
+        inputs = [backend.constant(rows), weight]
+        if transposed:
+            backend.record().call("Gemm", inputs, [y], {"transB": 1})
+        else:
+            backend.record().call("MatMul", inputs, [y], {})
         return np.asarray(backend.download(y))
 
     whole = product(a)
     np.testing.assert_array_equal(whole, np.concatenate([product(a[i : i + 1]) for i in range(20)]))
     np.testing.assert_array_equal(whole[:3], product(a[:3]))
     wide = a.astype(np.float32) @ b.astype(np.float32)
-    np.testing.assert_allclose(whole.astype(np.float32), wide, rtol=1.6e-2, atol=2e-2)  # bf16, as in ops/tolerance.py
+    np.testing.assert_allclose(whole.astype(np.float32), wide, rtol=1.6e-2, atol=3e-2)  # bf16, as in ops/tolerance.py
+    on_tensor_cores = backend.device.counters.kernels["product"] > 0
+    assert on_tensor_cores == (np.dtype(dtype).itemsize == 2 and k == 72)
+
+
+def test_without_tensor_cores_of_sm_80_other_kernels_run(cuda_backend: Make) -> None:
+    """As on sm_75; the answers are within rounding of each other."""
+    random, seen = np.random.default_rng(2), []
+    a, b = (random.standard_normal(shape).astype(np.float16) for shape in ((3, 64), (64, 32)))
+    for tensor_cores in (True, False):
+        backend = cuda_backend(tensor_cores=tensor_cores)
+        y = backend.empty((3, 32), np.dtype(np.float16))
+        backend.record().call("MatMul", [backend.constant(a), backend.constant(b)], [y], {})
+        seen.append(backend.download(y).astype(np.float32))
+        (kernel,) = {"product", "columns"} & set(backend.device.counters.kernels)
+        assert ("mma.sync" in backend.description) == tensor_cores == (kernel == "product")
+    np.testing.assert_allclose(seen[0], seen[1], rtol=1e-3, atol=2.5e-3)  # f16, as in ops/tolerance.py

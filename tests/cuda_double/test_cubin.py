@@ -10,12 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from cuda_double.test_op_cases import cases_of_kernels, slotted
 from genai_cli.backends.base import Tensor
-from genai_cli.backends.cuda_device import kernel_source
+from genai_cli.backends.cuda_device import kernel_source, program_options
 from genai_cli.backends.cuda_launch import TABLE, Call, Launch
 from genai_cli.ops import lookup
 from genai_cli.ops.registry import Spec
@@ -23,7 +24,9 @@ from genai_cli.ops.registry import Spec
 SOURCES = sorted(file.stem for file in (Path(__file__).parents[2] / "native" / "cuda").glob("*.cu"))
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 KV = [np.dtype(np.float32)]  # what the slots hold in the case being planned
-SLOTS = SimpleNamespace(state_address=4096, num_sms=132, capacity_of=lambda slot: 512, dtype_of=lambda slot: KV[0])
+SLOTS = SimpleNamespace(
+    state_address=4096, num_sms=132, tensor_cores=True, capacity_of=lambda slot: 512, dtype_of=lambda slot: KV[0]
+)
 
 
 def tensors(arrays: Any) -> list[Tensor | None]:
@@ -58,6 +61,23 @@ def all_launches() -> Iterator[Launch]:
         yield from planned("genai.Attention", one.inputs, specs, one.attrs | {"key_slot": 0, "value_slot": 1})
     for unit in (16, 8, 4, 2, 1):
         yield Launch("kv", f"move_rows<{unit}>", (1, 1, 1), 32, ())
+    yield from beside_the_cases()
+
+
+def beside_the_cases() -> Iterator[Launch]:
+    """Kernels no node asks for, and the products of large models and prompts: with those the registers run out first."""
+    kinds = [np.dtype(kind) for kind in (np.float32, np.float16, ml_dtypes.bfloat16)]
+    for kind in kinds:
+        logits, count = [np.zeros(5000, kind)], {"count": 5}
+        yield from planned("genai.Top", logits, [((60,), np.dtype(np.uint8))], count)
+        yield from planned("genai.Carry", logits, [((5000,), kind)], {})
+    yield from planned("genai.Advance", [np.zeros(60, np.uint8)], [((1, 1), np.dtype(np.int64))] * 2, {})
+    for kind in kinds:
+        weight = np.broadcast_to(np.zeros((), kind), (4096, 1 << 15))
+        for tokens in (1, 4, 20, 500):
+            rows = np.zeros((tokens, 4096), kind)
+            yield from planned("MatMul", [rows, weight], [((tokens, 1 << 15), kind)], {})
+            yield from planned("Gemm", [rows, weight.T], [((tokens, 1 << 15), kind)], {"transB": 1})
 
 
 @cache
@@ -79,11 +99,9 @@ def one_of_each(functions: list[str]) -> list[str]:
 
 def compiles(source: str, functions: list[str], arch: str) -> int:
     """Bytes of the cubin that holds them all."""
-    from cuda.core import Program, ProgramOptions
+    from cuda.core import Program
 
-    options = ProgramOptions(
-        std="c++17", arch=arch, use_bundled_headers=True, define_macro=["GENAI_F16", "GENAI_BF16"], name=source
-    )
+    options = program_options(source, arch, ["GENAI_F16", "GENAI_BF16"])
     made = Program(kernel_source(source), "c++", options).compile("cubin", name_expressions=tuple(functions))
     return len(made.code)
 

@@ -154,6 +154,28 @@ static inline u32 ballot(u32 mask, bool vote) {
 static inline bool vote_any(u32 mask, bool vote) { return ballot(mask, vote) != 0; }
 static inline bool vote_all(u32 mask, bool vote) { return ballot(mask, !vote) == 0; }
 
+// mma.m16n8k16: sums [16, 8] += a [16, 16] b [16, 8]. Lane 4 g + t holds rows g and g + 8 of a, column g of b, columns
+// 2 t and 2 t + 1 of the sums, and of K the pairs at 2 t and 2 t + 8.
+template <bool BRAIN>
+static inline void tensor_product(f32* sums, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  auto gather = [](u64 value, u64* to) { memcpy(to, services->exchange(~0u, value).values, 32 * sizeof(u64)); };
+  u64 low[32], high[32], right[32];  // rows g and g + 8 at 2 t; the same at 2 t + 8; the column at both
+  gather(u64(a1) << 32 | a0, low), gather(u64(a3) << 32 | a2, high), gather(u64(b1) << 32 | b0, right);
+  auto value = [](u64 word, int at) {
+    u16 half = u16(word >> at);
+    return BRAIN ? from_bf16(half) : from_f16(half);
+  };
+  int lane = int(self().lane), g = lane / 4, t = lane % 4;
+  for (int i = 0; i < 4; ++i) {
+    int column = 2 * t + i % 2, row = i / 2 * 32;
+    for (int k = 0; k < 16; ++k) {
+      int holder = k % 8 / 2, odd = k % 2 * 16;
+      f32 left = value((k < 8 ? low : high)[4 * g + holder], row + odd);
+      sums[i] = std::fma(left, value(right[4 * column + holder], (k < 8 ? 0 : 32) + odd), sums[i]);
+    }
+  }
+}
+
 // ---- integer instructions
 static inline u32 permute(u32 a, u32 b, u32 selector) {
   u64 all = u64(b) << 32 | a;
