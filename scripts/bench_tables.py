@@ -86,10 +86,11 @@ def table(columns: list[str], rows: list[list[str]]) -> str:
 
 def head(report: Report) -> str:
     """When, where, and against which ceilings."""
-    machine = report["ceilings"]
+    machine, others = report["ceilings"], report.get("others_cpu")
+    crowd = "" if others is None else f", others used {others:.0%} of the CPU"
     return (
         f"{report['day']}, {report['threads']} threads, {report['isa']}; read {machine['read_gb_s']:.1f} GB/s, f32 "
-        f"{machine['float_gop_s']:.0f} Gop/s, int8 {machine['byte_gop_s']:.0f} Gop/s"
+        f"{machine['float_gop_s']:.0f} Gop/s, int8 {machine['byte_gop_s']:.0f} Gop/s{crowd}"
     )
 
 

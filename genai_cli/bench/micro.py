@@ -59,6 +59,7 @@ class MicroReport:
     isa: str
     ceilings: Ceilings
     results: list[Found]
+    others_cpu: float | None = None
     schema: str = field(default=SCHEMA)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from genai_cli.backends.cpu import CpuBackend, Step
+from genai_cli.bench.crowd import Crowd
 from genai_cli.bench.machine import ceilings
 from genai_cli.bench.micro import MicroReport, chosen, measure
 from genai_cli.bench.micro_host import Makers, page_cases, sampling_cases, text_cases
@@ -21,7 +22,7 @@ def run_micro(
     model: Path, options: OpenOptions, lengths: tuple[int, int], only: str, seed: int, progress: Progress
 ) -> MicroReport:
     """Everything that `only` (a pattern) names. `lengths`: tokens of a prefill, and the context of a decode step."""
-    opened = open_model(model, options)
+    opened, crowd = open_model(model, options), Crowd()
     subject = profiled(opened.runner)
     made = _makers(opened, subject, lengths, seed)
     results = []
@@ -29,7 +30,7 @@ def run_micro(
         progress(f"{case.name} {case.shape}")
         results.append(measure(case))
     backend = subject.backend
-    return MicroReport(str(model), backend.threads, backend.description, ceilings(backend), results)
+    return MicroReport(str(model), backend.threads, backend.description, ceilings(backend), results, crowd.share())
 
 
 def _makers(opened: Model, subject: Profiled, lengths: tuple[int, int], seed: int) -> Makers:

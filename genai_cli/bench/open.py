@@ -9,6 +9,7 @@ from pathlib import Path
 from genai_cli.backends.cpu import CpuBackend
 from genai_cli.bench import peer
 from genai_cli.bench.batch import ALONE, BatchArm, BatchFound, BatchSize, NativeBatch, bench_batch
+from genai_cli.bench.crowd import Crowd
 from genai_cli.bench.energy import open_joules
 from genai_cli.bench.machine import Ceilings, ceilings, kv_bytes_per_token, weight_bytes_per_token
 from genai_cli.bench.micro import MicroReport
@@ -70,6 +71,7 @@ def run(model: Path, options: BenchOptions, place: Place, isa: str | None, progr
         )
     if peer.NAME in options.peers:
         peer.library()
+    crowd = Crowd()
     subject = open_subject(model, options, place, isa)
     joules, energy = open_joules()
     tools = Tools(
@@ -82,10 +84,11 @@ def run(model: Path, options: BenchOptions, place: Place, isa: str | None, progr
     peers = [_peer(name, subject, place.threads) for name in dict.fromkeys(options.peers)]
     report = bench(subject, native, peers, tools, seed=options.seed, rounds=options.rounds, progress=progress)
     if "load" not in options.phases:
-        return report
+        return replace(report, others_cpu=crowd.share())
     names = ["native", "native exact", *(arm.name for arm in peers)]
     processes = _processes(subject, options, names, isa, progress)
-    return replace(report, processes=processes, artifact_bytes=_artifact_bytes(model))
+    size = _artifact_bytes(model)
+    return replace(report, processes=processes, artifact_bytes=size, others_cpu=crowd.share())
 
 
 def _processes(

@@ -116,6 +116,7 @@ class BenchReport:
     energy: str  # what counts it, or that and why nothing does
     unavailable: list[Unavailable] = field(default_factory=list)
     processes: list[ProcessFigures] = field(default_factory=list)
+    others_cpu: float | None = None  # share of all cores' time that other processes used meanwhile
     artifact_bytes: int = 0  # files of the decoder: what all engines have to hold, with the KV
     schema: str = field(default=SCHEMA)
 

@@ -7,6 +7,8 @@ from genai_cli.bench.micro import MicroReport
 from genai_cli.bench.profile import ProfileReport, Row, Section
 from genai_cli.bench.report import BenchReport, Ratio, Result
 
+CROWDED = 0.05  # share of the CPU that others may use
+
 COLUMNS = [
     "engine",
     "phase",
@@ -88,7 +90,15 @@ def process_rows(report: BenchReport) -> list[list[str]]:
 def verdicts(report: BenchReport) -> list[str]:
     """Ratios or why there are none, engines that could not be measured, energy."""
     away = [f"{u.engine}{f' {u.phase}' if u.phase else ''}: n/a: {u.reason}" for u in report.unavailable]
-    return [*_ratio_lines(report), *away, f"energy: {report.energy}"]
+    return [*_ratio_lines(report), *away, f"energy: {report.energy}", *_crowded(report)]
+
+
+def _crowded(report: BenchReport) -> list[str]:
+    if report.others_cpu is None or report.others_cpu <= CROWDED:
+        return []
+    return [
+        f"warning: other processes used {report.others_cpu:.0%} of the CPU meanwhile; ratios of a crowded machine mislead"
+    ]
 
 
 def _ratio_lines(report: BenchReport) -> list[str]:

@@ -226,6 +226,12 @@ def test_energy_is_that_of_the_timed_tokens():
     assert measured(phases_=[PHASES[1]]).results[0].joules_per_token is None
 
 
+def test_a_crowd_is_warned_of():
+    quiet, crowded = (replace(measured(phases_=[PHASES[1]]), others_cpu=share) for share in (0.04, 0.3))
+    assert not any("warning" in line for line in table.verdicts(quiet))
+    assert table.verdicts(crowded)[-1].startswith("warning: other processes used 30% of the CPU")
+
+
 def test_joules_from_counters_that_wrap(tmp_path):
     for name, value in (("intel-rapl:0", 900), ("intel-rapl:1", 10), ("intel-rapl:0:0", 5)):
         (tmp_path / name).mkdir()
