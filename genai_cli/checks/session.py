@@ -60,6 +60,7 @@ def run(model: Path, request: Request, settings: Settings, place: Place, progres
     """Parity of one model, or of a bundle written before."""
     if (model / bundles.NAME).is_file():
         return rerun(bundles.read(model), settings, place, progress)
+    started = time.monotonic()
     target = open_target(model, place)
     prompts, checks = prompts_of(model, target, request, settings.seed)
     if request.ops:
@@ -76,7 +77,7 @@ def run(model: Path, request: Request, settings: Settings, place: Place, progres
         report = replace(report, perf=perf(target, prompts[0], settings, report))
     if request.bundle is not None and report.exit_code == ExitCode.DIFFERENT:
         report = bundled(target, prompts, settings, report, request.bundle, progress)
-    return report
+    return replace(report, elapsed_s=time.monotonic() - started)
 
 
 def expected_flips(given: Sequence[str], kappa: float) -> tuple[dict[int, str], tuple[Override, ...]]:

@@ -47,6 +47,16 @@ def test_the_demo_model_passes_on_the_sharp_oracle(demo, cache):
     assert run(demo, cache, user_mode=False).floor.cached
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["fp32", "fp16", "bf16", "int8"])
+def test_every_precision_of_the_demo_model_passes(kind, cache):
+    maker = importlib.import_module("make_demo_model")
+    report = run(Path(maker.make(kind, ROOT / "models", maker.weights_file())[0]), cache)
+    assert report.exit_code == ExitCode.OK, report.reason
+    said = find(report, "statistics.nll")
+    assert said is None if kind == "fp32" else (said.verdict, said.compared) == ("pass", 1024)
+
+
 def test_one_wrong_zero_point_in_the_middle_is_named(demo, cache):
     report = run(demo, cache, user_mode=False, transform=lambda graph: mutants.zero_point(graph, 15))
     assert report.exit_code == ExitCode.DIFFERENT
