@@ -101,7 +101,8 @@ class Generation:
             self._sequence = self._kv.sequence(prompt, self.request.key)
         cached = self._seed()
         result.num_cached_tokens = cached
-        self._step(np.array(prompt[cached:], np.int64), cached)
+        start = self._keep_state(cached)
+        self._step(np.array(prompt[start:], np.int64), start)
         self._first = time.perf_counter()
         result.timings.ttft_s = self._first - started
         result.timings.prefill_tok_s = (len(prompt) - cached) / max(self._first - started, 1e-9)
@@ -172,6 +173,17 @@ class Generation:
         """Give the pages back; what was published stays."""
         if self._sequence is not None:
             self._sequence.close()
+
+    def _keep_state(self, start: int) -> int:
+        """Recurrent decoders: feed up to where the state is worth keeping; returns how much of the prompt is fed."""
+        stop = self._sequence.state_stop(len(self.result.prompt_token_ids)) if self._sequence is not None else None
+        if stop is None or self._sequence is None:
+            return start
+        embeds = self.request.embeds
+        ids = np.array(self.result.prompt_token_ids[start:stop], np.int64)
+        self.runner.step(ids, embeds=None if embeds is None else embeds[start:stop], logits="none")
+        self._sequence.remember(stop, self.runner.snapshot_state())
+        return stop
 
     def _seed(self) -> int:
         if self._sequence is None or not self._sequence.num_cached_tokens:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -54,12 +54,15 @@ class Node:
 
 @dataclass(frozen=True)
 class Match:
-    """A stored prefix of `length` tokens: the pages that hold it (the last one perhaps in part) and the state at its end."""
+    """A stored prefix of `length` tokens: the pages that hold it (the last one perhaps in part) and the state at its end.
+
+    `stateless`: up to where whole pages match, though no state is stored there; 0 for decoders without states."""
 
     length: int
     pages: tuple[int, ...] = ()
     state: State | None = None
     nodes: tuple[Node, ...] = field(default=(), repr=False)
+    stateless: int = 0
 
 
 class PrefixCache:
@@ -77,7 +80,7 @@ class PrefixCache:
         limit = len(ids) - 1
         node = self._roots.get(key)
         path: list[Node] = []
-        matched, states = 0, Match(0)
+        matched, whole, states = 0, 0, Match(0)
         while node is not None and matched < limit:
             child, common = self._best_child(node, ids, matched)
             if child is None or common == 0:
@@ -87,7 +90,8 @@ class PrefixCache:
             if child.state is not None and common == len(child.tokens) and matched <= limit:
                 states = self._match(path, matched, child.state)
             node = child if common == len(child.tokens) == self.pool.page_size else None
-        return states if self.needs_state else self._match(path, min(matched, limit), None)
+            whole = matched if node is not None and matched <= limit else whole
+        return replace(states, stateless=whole) if self.needs_state else self._match(path, min(matched, limit), None)
 
     def _match(self, path: list[Node], length: int, state: State | None) -> Match:
         used = path[: -(-length // self.pool.page_size)]

@@ -87,6 +87,15 @@ class KvSequence:
         """Tokens whose KV is seeded instead of computed."""
         return self._match.length
 
+    def state_stop(self, length: int) -> int | None:
+        """Where a prefill of `length` tokens should stop to remember the recurrent state: where this prompt leaves others
+        that were seen (the next one like it starts there), else at the last page border. None: states do not matter."""
+        if not self._kv.needs_state or not self._kv.reuse:
+            return None
+        seen, border = self._match.stateless, (length - 1) // self._kv.page_size * self._kv.page_size
+        stop = seen if seen > self._match.length else border
+        return stop if stop > self._match.length else None
+
     def prefix(self) -> tuple[KvRows, State | None]:
         """Rows [H_kv, n, D] of the cached prefix, and the recurrent state at its end."""
         return self.table.read(0, self._match.length), self._match.state
