@@ -40,19 +40,22 @@ def address(array: np.ndarray) -> int:
 
 
 def copy_lines(
-    slots: np.ndarray, outside: np.ndarray, num_rows: np.ndarray, array: np.ndarray, page_head_stride: int,
-    row_bytes: int, into_pages: bool,
+    slots: np.ndarray, outside: np.ndarray, num_rows: np.ndarray, heads: np.ndarray, row_strides: np.ndarray,
+    head_strides: tuple[np.ndarray, np.ndarray], row_bytes: np.ndarray, *, into_pages: bool,
 ) -> np.ndarray:  # fmt: skip
-    """Table lines [k, 9] between page slots (addresses [k]) and rows of `array` [H, n, D] (addresses [k])."""
-    dense = array.strides[1] == row_bytes  # then a head's rows are one run on both sides
-    table = np.empty((len(slots), 9), np.int64)
-    heads = (page_head_stride, array.strides[0]) if into_pages else (array.strides[0], page_head_stride)
-    table[:, 0], table[:, 1] = (slots, outside) if into_pages else (outside, slots)
-    table[:, 2], table[:, 3], table[:, 4] = array.shape[0], *heads
-    table[:, 5] = 1 if dense else num_rows
-    table[:, 6], table[:, 7] = (row_bytes, array.strides[1]) if into_pages else (array.strides[1], row_bytes)
-    table[:, 8] = num_rows * row_bytes if dense else row_bytes
-    return table
+    """Table lines [C * P, 9] between page slots (addresses [C, P]) and rows of C arrays [H, n, D] (addresses [C, P]).
+
+    num_rows [P]; heads, row_strides of the arrays, head_strides (pages, arrays) and row_bytes: [C]."""
+    dense = (row_strides == row_bytes)[:, None]  # then a head's rows are one run on both sides
+    to, source = (0, 1) if into_pages else (1, 0)
+    table = np.empty((*slots.shape, 9), np.int64)
+    table[..., to], table[..., source] = slots, outside
+    table[..., 2] = heads[:, None]
+    table[..., 3 + to], table[..., 3 + source] = (strides[:, None] for strides in head_strides)
+    table[..., 5] = np.where(dense, 1, num_rows)
+    table[..., 6 + to], table[..., 6 + source] = row_bytes[:, None], row_strides[:, None]
+    table[..., 8] = row_bytes[:, None] * np.where(dense, num_rows, 1)
+    return table.reshape(-1, 9)
 
 
 def row_error(wanted: str, found: str) -> GenaiError:

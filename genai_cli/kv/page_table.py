@@ -148,12 +148,11 @@ class PageTable:
         index = np.arange(start // size, pages_for(stop, size))
         first, last = np.maximum(start, index * size), np.minimum(stop, (index + 1) * size)
         bases = self.pool.addresses([page for page in self.pages[index[0] : index[-1] + 1] if page is not None])
-        lines = []
-        for component, offset, array in zip(
-            self.pool.layout.components, self.pool.component_offsets, rows, strict=True
-        ):
-            row_bytes = component.row_bytes
-            slots = bases + offset + (first - index * size) * row_bytes
-            outside = address(array) + (first - start) * array.strides[1]
-            lines.append(copy_lines(slots, outside, last - first, array, size * row_bytes, row_bytes, into_pages))
-        return np.concatenate(lines)
+        row_bytes, offsets = self.pool.row_bytes, np.array(self.pool.component_offsets)
+        strides = np.array([array.strides[:2] for array in rows], np.int64)
+        outside = np.array([address(array) for array in rows])[:, None] + np.outer(strides[:, 1], first - start)
+        slots = bases + offsets[:, None] + np.outer(row_bytes, first - index * size)
+        return copy_lines(
+            slots, outside, last - first, self.pool.num_heads, strides[:, 1], (size * row_bytes, strides[:, 0]), row_bytes,
+            into_pages=into_pages,
+        )  # fmt: skip

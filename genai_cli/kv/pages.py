@@ -53,6 +53,8 @@ class PagePool:
         self.counters = PageCounters()
         sizes = [page_size * component.bytes_per_token for component in layout.components]
         self.component_offsets = [sum(sizes[:c]) for c in range(len(sizes))]  # bytes from a page's start
+        self.num_heads = np.array([component.num_heads for component in layout.components], np.int64)
+        self.row_bytes = np.array([component.row_bytes for component in layout.components], np.int64)
         self._buffers: list[np.ndarray] = []
         self._views: list[list[np.ndarray]] = []
         self._refs: list[int] = []
