@@ -10,8 +10,9 @@ import numpy as np
 from genai_cli.checks import compare, statistics
 from genai_cli.checks.compare import RowMetrics, row_metrics
 from genai_cli.checks.flips import PASSING, decisive, flips_of, mismatch_bound
+from genai_cli.checks.floor import Ask
 from genai_cli.checks.limits import Bound
-from genai_cli.checks.paths import Path, Run, greedy_path, prefilled
+from genai_cli.checks.paths import Path, Run, greedy_path
 from genai_cli.kv.layout import KvLayout
 from genai_cli.report.parity import Check, CheckVerdict, Flip, KvRow, Point
 from genai_cli.runners.base import Runner
@@ -192,7 +193,9 @@ def free_run(native: Runner, paths: Sequence[Path], runs: Sequence[Run], pick: P
     )  # fmt: skip
 
 
-def own_path(native: Runner, oracle: Runner, paths: Sequence[Path], runs: Sequence[Run], limit: Bound) -> Check:
+def own_path(
+    native: Runner, oracle: Runner, paths: Sequence[Path], runs: Sequence[Run], limit: Bound, ask: Ask
+) -> Check:
     """After a flip that passes, native goes its own way; the oracle is asked about that way too, by the same limit."""
     own, said = [], []
     for path, run in zip(paths, runs, strict=True):
@@ -203,7 +206,7 @@ def own_path(native: Runner, oracle: Runner, paths: Sequence[Path], runs: Sequen
         said.append(answer)
     if not own:
         return Check("own_path", "logits", "not applicable", reason="native went the oracle's way")
-    logits = Logits.of(said, [prefilled(oracle, path) for path in own], own)
+    logits = Logits.of(said, [ask(oracle, path) for path in own], own)
     value, worst = logits.worst("nmse")
     verdict, reason = _judge(
         value, limit, f"on native's own path logits differ by NMSE {value:.2g} at {worst['where']}"

@@ -21,11 +21,13 @@ from genai_cli.checks.oracles import Change, Oracle
 from genai_cli.checks.paths import Path, Run, prefilled
 from genai_cli.graph.cuts import EmbeddingOutput, embedding_output
 from genai_cli.report.parity import Floor, Perturbation, Probe
+from genai_cli.runners.base import Runner
 
 METHOD = "4"  # part of the cache key: counts changes of how floor and liveness are measured
 NUM_NUDGES = 8
 NUM_EMBEDDING_NUDGES = 2  # of them on the embedding output, the rest on weights
 Progress = Callable[[str], None]
+Ask = Callable[[Runner, Path], Run]
 
 
 @dataclass(frozen=True)
@@ -94,24 +96,29 @@ def variations(oracle: Oracle, seed: int) -> list[tuple[str, Change, str]]:
 
 def measure(
     oracle: Oracle, paths: Sequence[Path], references: Sequence[Run], decoded: Sequence[Run], seed: int,
-    progress: Progress, kappa: float = KAPPA, key: str = "", folder: FilePath | None = None,
+    progress: Progress, kappa: float = KAPPA, key: str = "", folder: FilePath | None = None, ask: Ask = prefilled,
 ) -> Floor:  # fmt: skip
-    """The floor over all inputs: the worst of all variations. What was measured before an interrupt is in `folder`."""
-    found = {"token by token instead of one prefill": worst_of(list(map(noise, decoded, references)))}
+    """The floor over all inputs: the worst of all variations. What was measured before an interrupt is in `folder`;
+    `ask` is how the references were asked, and where that was step by step, decoding is no variation."""
+    found: dict[str, Noise] = {}
+    if ask is prefilled:
+        found["token by token instead of one prefill"] = worst_of(list(map(noise, decoded, references)))
     kept = _kept(folder, key)
     for name, change, level in variations(oracle, seed):
         progress(f"floor: {name}")
         if name not in kept:
-            kept[name] = _moved(oracle, change, level, paths, references)
+            kept[name] = _moved(oracle, change, level, paths, references, ask)
             _write(folder, f"floor-{key}.part.json", {n: asdict(entry) for n, entry in kept.items()})
         found[name] = kept[name]
     return floor_of(found, kappa, key)
 
 
-def _moved(oracle: Oracle, change: Change, level: str, paths: Sequence[Path], references: Sequence[Run]) -> Noise:
+def _moved(
+    oracle: Oracle, change: Change, level: str, paths: Sequence[Path], references: Sequence[Run], ask: Ask
+) -> Noise:
     runner = oracle.open(change, optimization=level)
     try:
-        return worst_of([noise(prefilled(runner, path), run) for path, run in zip(paths, references, strict=True)])
+        return worst_of([noise(ask(runner, path), run) for path, run in zip(paths, references, strict=True)])
     finally:
         runner.close()
 

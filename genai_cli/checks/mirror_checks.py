@@ -25,6 +25,7 @@ class Outcome:
     compared_bytes: int
     ok: bool
     detail: str
+    applies: bool = True  # False: the decoder has nothing of the kind, `detail` says what
 
 
 Check = Callable[[Scene], Outcome]
@@ -86,7 +87,7 @@ def transport(scene: Scene) -> Outcome:
     borders = _lengths(scene)
     for length in borders:
         scene.kv.pool.fill_free(0xFF)
-        ran = scene.run(scene.prompt[:length], _steps(scene, length))
+        ran = scene.run(scene.prompt[:length], scene.more(length))
         size, cause = compare_rows(ran.pages, ran.present, scene.runner.kv_layout)
         compared += size
         if cause is not None:
@@ -100,17 +101,11 @@ def _lengths(scene: Scene) -> list[int]:
     return sorted({length for length in (1, size - 1, size, size + 1, 2 * size, whole) if 1 <= length <= whole})
 
 
-def _steps(scene: Scene, length: int) -> list[int]:
-    """Tokens to decode, enough to cross the next border."""
-    again = scene.prompt * 3
-    return again[length : length + scene.page_size]
-
-
 def warm_is_cold(scene: Scene, tolerance: float = 0.0) -> Outcome:
     """A prompt run again from its pages: KV bytes equal, logits within `tolerance` (0: bit for bit), reuse cut by one."""
     scene.restart()
-    prompt, steps = scene.prompt, _steps(scene, len(scene.prompt))
-    follow = [*prompt, *steps, prompt[0], prompt[-1]]
+    prompt, steps = scene.prompt, scene.more(len(scene.prompt))
+    follow = [*prompt, *steps, *scene.more(1, 2)]
     cold = scene.run(prompt, steps)
     warm = scene.run(prompt, steps)
     turn = scene.run(follow, [])
@@ -154,6 +149,9 @@ def separation(scene: Scene) -> Outcome:
     shared = scene.kv.lookup(scene.hooks.ids(alias)).length
     if shared:
         return Outcome("separation", 2, False, f"{shared} tokens reused though the first id differs ({alias[0]})")
+    foreign = scene.hooks.other_weights(scene.kv).lookup(list(prompt)).length
+    if foreign:
+        return Outcome("separation", 2, False, f"{foreign} tokens reused by a decoder of other weights")
     scene.hooks.evict(scene.kv, scene.num_pages)
     stale = scene.kv.lookup(scene.hooks.ids(list(prompt))).length
     if stale:
@@ -193,14 +191,16 @@ def liveness(scene: Scene) -> Outcome:
     runner, prompt = scene.runner, scene.prompt
     runner.reset()
     runner.step(np.array(prompt, np.int64))
-    rows, state = [np.array(array) for array in runner.kv_rows(0, len(prompt))], runner.snapshot_state()
+    rows, state = in_order(runner.kv_rows(0, len(prompt))), runner.snapshot_state()
     answers = []
     for seeded in (rows, [np.zeros_like(array) for array in rows]):
         runner.reset()
         runner.seed(seeded, state or None)
-        answers.append(runner.step(np.array(prompt[:1], np.int64)))
-    moved = float(np.abs(answers[0] - answers[1]).max())
+        answers.append(runner.step(np.array(scene.more(0, 1), np.int64)))
     size = sum(array.nbytes for array in rows)
+    if not all(np.isfinite(answer).all() for answer in answers):
+        return Outcome("liveness", size, False, "the logits are not finite: they cannot tell a wrong KV from a right one")
+    moved = float(np.abs(answers[0] - answers[1]).max())
     return Outcome("liveness", size, moved > 0, f"zeroing the KV moves the logits by {moved:.3g}")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import ml_dtypes
@@ -28,6 +28,7 @@ def unchanged(rows: KvRows, start: int) -> KvRows:
 class Hooks:
     """Where mutants interfere; the defaults are the product's own behaviour."""
 
+    extract: Callable[[KvRows, int], KvRows] = unchanged  # rows as read from the decoder, from start on
     mirror: Callable[[KvRows, int], KvRows | None] = unchanged  # rows about to be written at start; None: not written
     seed: Callable[[KvRows, int], KvRows] = unchanged  # rows about to be seeded
     state: Callable[[StateSnapshot | None], StateSnapshot | None] = lambda state: state
@@ -36,6 +37,8 @@ class Hooks:
     key: Callable[[bytes], bytes] = lambda key: key
     ids: Callable[[list[int]], list[int]] = lambda ids: ids  # what the tree is keyed by
     rewind: int = 0  # off by this many
+    rows: Callable[[list[Runner]], list[Runner]] = lambda seats: seats  # whose KV belongs to which row of a batch
+    other_weights: Callable[[PagedKv], PagedKv] = lambda kv: PagedKv(kv.layout, kv.page_size, kv.num_pages)
     after: Callable[[PagedKv, KvSequence], None] = lambda kv, sequence: None  # once a sequence was published
     evict: Callable[[PagedKv, int], int] = lambda kv, count: kv.cache.evict(count)
 
@@ -50,6 +53,7 @@ class Scene:
     num_pages: int
     hooks: Hooks = Hooks()
     copy: CopyRows = copy_rows
+    image_token: int | None = None  # stands for a feature row, which only the prompt has
     kv: PagedKv = field(init=False)
 
     def __post_init__(self) -> None:
@@ -59,6 +63,17 @@ class Scene:
         """A fresh pool and tree."""
         needs_state = bool(self.runner.snapshot_state())
         self.kv = PagedKv(self.runner.kv_layout, self.page_size, self.num_pages, needs_state, copy=self.copy)
+
+    def rows(self, start: int, stop: int, runner: Runner | None = None) -> KvRows:
+        """Copies of what the decoder (or another sequence of it) holds at [start, stop)."""
+        held = (runner or self.runner).kv_rows(start, stop)
+        return self.hooks.extract([np.array(array) for array in held], start)
+
+    def more(self, length: int, count: int | None = None) -> list[int]:
+        """`count` tokens (a page by default) to feed after `length` others: the prompt's own, pictures left out."""
+        text = [token for token in self.prompt if token != self.image_token] or [0]
+        count = self.page_size if count is None else count
+        return [text[(length + i) % len(text)] for i in range(count)]
 
     def run(self, ids: list[int], steps: list[int], key: bytes = b"") -> Ran:
         """Prefill `ids` (seeded where a prefix is known), feed `steps` one by one, mirror after each, publish."""
@@ -82,13 +97,13 @@ class Scene:
             sequence.publish(hooks.ids(fed))
             mirrored = sequence.table.length
             pages = sequence.table.read(0, mirrored)
-            present = [np.array(array) for array in runner.kv_rows(0, len(fed))]
+            present = self.rows(0, len(fed))
             hooks.after(self.kv, sequence)
         return Ran(cached, np.concatenate(logits), pages, present, mirrored)
 
     def _mirror(self, sequence: KvSequence, length: int) -> None:
         start = sequence.table.length
-        rows = self.hooks.mirror([np.array(array) for array in self.runner.kv_rows(start, length)], start)
+        rows = self.hooks.mirror(self.rows(start, length), start)
         if rows is not None:
             sequence.mirror(lambda first, last: rows, length)
         sequence.remember(length, self.runner.snapshot_state())
@@ -196,6 +211,18 @@ class ClosedFormDecoder:
     def supports_paged_kv(self) -> Gate:
         """Always."""
         return Gate(True, "closed form")
+
+    def supports_rows(self) -> Gate:
+        """As the engines: not with recurrent state."""
+        return Gate(not self.recurrent, "recurrent state" if self.recurrent else "closed form")
+
+    def seat(self) -> Runner:
+        """Another decoder."""
+        return ClosedFormDecoder(self.kv_layout, self.context_len or 0)
+
+    def step_rows(self, ids: np.ndarray, seats: Sequence[Runner]) -> np.ndarray:
+        """One after another."""
+        return np.concatenate([seat.step(ids[row : row + 1]) for row, seat in enumerate(seats)])
 
     def close(self) -> None:
         """Nothing to free."""

@@ -20,6 +20,7 @@ from genai_cli import __version__
 from genai_cli.backends.base import Backend
 from genai_cli.checks import evidence, floor, layers, likelihood, liveness, preflight, user_mode
 from genai_cli.checks.f64 import f64_run
+from genai_cli.checks.floor import Ask
 from genai_cli.checks.limits import KAPPA, Bound, ceiling
 from genai_cli.checks.op_battery import RunModel
 from genai_cli.checks.oracles import DEFAULTS, Golden, OpenModel, Oracle, load_golden, parse_kind, save_golden
@@ -109,6 +110,7 @@ class Oracles:
     floor: Floor
     probes: list[Probe]
     oracle: Oracle | None
+    ask: Ask = prefilled  # how the references were asked
     likelihood: likelihood.Likelihood | None = None  # of a long text, where the mode the user runs needs one
 
 
@@ -171,7 +173,7 @@ def consult(
     try:
         _check_ids(prompts, runner.vocab_size)
         machine = str([target.environment.get(name) for name in ("cpu", "cpu_flags_sha256")])
-        asked = _Asked(oracle, runner, artifact, prompts, settings, progress, machine)
+        asked = _Asked(oracle, runner, artifact, prompts, settings, progress, machine, asking(target.graph))
         paths, references, measured, found = asked.kept() or asked.measured()
         info = runner.info
         long = _likelihood(runner, info, oracle, artifact, settings, machine, progress)
@@ -180,10 +182,17 @@ def consult(
     if kind == "f64":
         progress("oracle: f64")
         references = [f64_run(target.graph, path) for path in paths]
-    made = Oracles(kind, _oracle_info(kind, info, oracle), info, paths, references, measured, found, oracle, long)
+    about, ask = _oracle_info(kind, info, oracle), asking(target.graph)
+    made = Oracles(kind, about, info, paths, references, measured, found, oracle, ask, long)
     if settings.save_golden is not None:
         _save(settings.save_golden, made, artifact)
     return made
+
+
+def asking(graph: Graph) -> Ask:
+    """One prefill of everything; but where a graph decides by its input (two rotary tables, by length), a prefill and a
+    decode compute different things by right, and the oracle is asked in the steps that native takes."""
+    return forced if any(node.op_type == "If" for node in graph.nodes) else prefilled
 
 
 def _check_ids(prompts: Sequence[Prompt], vocab_size: int) -> None:
@@ -204,6 +213,7 @@ class _Asked:
     settings: Settings
     progress: Progress
     machine: str
+    ask: Ask
 
     @property
     def key(self) -> str:
@@ -223,17 +233,17 @@ class _Asked:
             return None
         pairs = zip(self.prompts, known.paths, strict=True)
         paths = [Path(prompt.id, np.array(ids, np.int64), len(prompt.ids)) for prompt, ids in pairs]
-        return paths, [prefilled(self.runner, path) for path in paths], known.floor, known.probes
+        return paths, [self.ask(self.runner, path) for path in paths], known.floor, known.probes
 
     def measured(self) -> tuple[list[Path], list[Run], Floor, list[Probe]]:
         """Measured, and kept."""
         settings, runner = self.settings, self.runner
         walked = [greedy_path(runner, prompt.ids, settings.steps, prompt.id) for prompt in self.prompts]
         paths = [path for path, _ in walked]
-        references = [prefilled(runner, path) for path in paths]
+        references = [self.ask(runner, path) for path in paths]
         found = floor.measure(
             self.oracle, paths, references, [run for _, run in walked], settings.seed, self.progress, settings.kappa,
-            self.key, settings.cache_dir,
+            self.key, settings.cache_dir, self.ask,
         )  # fmt: skip
         self.progress("liveness")
         noise = floor.pair_floor(found, references[0].logits)
@@ -310,7 +320,7 @@ def _own_path(
     assert oracles.oracle is not None
     runner = oracles.oracle.open()
     try:
-        return evidence.own_path(native, runner, oracles.paths, runs, _limit(oracles, settings, artifact))
+        return evidence.own_path(native, runner, oracles.paths, runs, _limit(oracles, settings, artifact), oracles.ask)
     finally:
         runner.close()
 

@@ -15,7 +15,7 @@ import numpy as np
 from genai_cli.checks import compare, layers, likelihood, statistics
 from genai_cli.checks.flips import flips_of
 from genai_cli.checks.op_battery import ops_check, quantized_products
-from genai_cli.checks.paths import Run, forced, prefilled
+from genai_cli.checks.paths import Run, forced
 from genai_cli.checks.preflight import Artifact
 from genai_cli.graph.ir import Graph
 from genai_cli.report.parity import Check
@@ -70,7 +70,7 @@ def _beside_plain(runs: list[Run], target: Target, oracles: Oracles) -> Check:
     """The artifact on ORT as it is, which rounds activations too; the sharp oracle is the arbiter of every flip."""
     runner = target.open_ort(None)
     try:
-        plain = [prefilled(runner, path) for path in oracles.paths]
+        plain = [oracles.ask(runner, path) for path in oracles.paths]
     finally:
         runner.close()
     wins = {"native": 0, "oracle": 0, "neither": 0}

@@ -161,6 +161,8 @@ class Tracer:
         self._last_use = saved
         for outer, result in zip(node.outputs, branch.outputs, strict=True):
             value = self.value(result.name)
+            if isinstance(value, Static) and not (isinstance(condition, Static) and condition.constant):
+                value = replace(value, constant=False)  # the other branch gives the same name another value
             self._bind(outer, value)
 
     # -- views -------------------------------------------------------------------------------------------------------

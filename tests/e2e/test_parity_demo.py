@@ -20,12 +20,16 @@ ROOT = Path(__file__).resolve().parents[2]
 PLACE = Place(2, lambda: CpuBackend(threads=2), "cpu")
 
 
-@pytest.fixture(scope="module")
-def demo() -> Path:
-    """The int4 model where `make demo` puts it; made when missing."""
+def made(kind: str) -> Path:
+    """A model where `make demo` puts it; built when missing."""
     sys.path.insert(0, str(ROOT / "scripts"))
     maker = importlib.import_module("make_demo_model")
-    return Path(maker.make("int4", ROOT / "models", maker.weights_file())[0])
+    return Path(maker.make(kind, ROOT / "models", maker.weights_file())[0])
+
+
+@pytest.fixture(scope="module")
+def demo() -> Path:
+    return made("int4")
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +54,7 @@ def test_the_demo_model_passes_on_the_sharp_oracle(demo, cache):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fp32", "fp16", "bf16", "int8"])
 def test_every_precision_of_the_demo_model_passes(kind, cache):
-    maker = importlib.import_module("make_demo_model")
-    report = run(Path(maker.make(kind, ROOT / "models", maker.weights_file())[0]), cache)
+    report = run(made(kind), cache)
     assert report.exit_code == ExitCode.OK, report.reason
     said = find(report, "statistics.nll")
     assert said is None if kind == "fp32" else (said.verdict, said.compared) == ("pass", 1024)

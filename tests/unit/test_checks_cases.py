@@ -20,7 +20,9 @@ from genai_cli.checks.parity import Settings
 from genai_cli.checks.session import Request
 from genai_cli.checks.target import Place, open_target, run_one
 from genai_cli.errors import ExitCode, GenaiError
+from genai_cli.graph.external import ExternalFiles
 from genai_cli.graph.ir import Graph, Node
+from genai_cli.graph.loader import initializer
 from genai_cli.report.text import find, headline
 from genai_cli.runners.ort import OrtRunner
 
@@ -143,9 +145,6 @@ def test_level_4_with_an_outlier_channel_passes_and_flips_are_told_with_their_ma
         at_level(4)(graph)
         norm = next(n for n in graph.node if n.op_type.endswith("LayerNormalization"))
         weight = next(t for t in graph.initializer if t.name == norm.input[-1])
-        from genai_cli.graph.external import ExternalFiles
-        from genai_cli.graph.loader import initializer
-
         values = initializer(weight, ExternalFiles(PACKAGES / "llama-int4-cpu")).array().copy()
         values[3] *= 40
         weight.CopyFrom(numpy_helper.from_array(values, weight.name))
@@ -251,6 +250,64 @@ def test_shared_buffers_or_not_the_tokens_are_the_same(name, shared, tmp_path):
     config["search"]["past_present_share_buffer"] = shared
     (tmp_path / "m" / "genai_config.json").write_text(json.dumps(config))
     assert run(tmp_path / "m", range(30, 42)).exit_code == ExitCode.OK
+
+
+# -- rotary tables that are switched by length -----------------------------------------------------------------------
+
+SWITCH = 16  # tokens, the past included
+
+
+def two_tables(graph: onnx.GraphProto) -> None:
+    """cos and sin by an If on the length: beyond SWITCH the angles are a quarter."""
+    cos, sin = next(n for n in graph.node if n.op_type == "GroupQueryAttention").input[7:9]
+    files = ExternalFiles(PACKAGES / "llama-fp32-cpu")
+    tables = {t.name: initializer(t, files).array() for t in graph.initializer if t.name in (cos, sin)}
+    angles = np.arange(len(tables[cos]))[:, None] * np.arctan2(tables[sin][1], tables[cos][1])[None]
+
+    def branch(name: str, scale: float) -> onnx.GraphProto:
+        made = {f"{name}/cos": np.cos(angles * scale), f"{name}/sin": np.sin(angles * scale)}
+        weights = [numpy_helper.from_array(a.astype(np.float32), f"{n}/table") for n, a in made.items()]
+        outputs = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, a.shape) for n, a in made.items()]
+        nodes = [helper.make_node("Identity", [f"{n}/table"], [n]) for n in made]
+        return helper.make_graph(nodes, name, [], outputs, weights)
+
+    numbers = {"axis": np.array(1), "switch": np.array(SWITCH)}
+    graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in numbers.items())
+    first = [
+        helper.make_node("Shape", ["attention_mask"], ["mask/shape"]),
+        helper.make_node("Gather", ["mask/shape", "axis"], ["mask/len"]),
+        helper.make_node("Greater", ["mask/len", "switch"], ["is_long"]),
+        helper.make_node(
+            "If", ["is_long"], ["cos", "sin"], then_branch=branch("long", 0.25), else_branch=branch("short", 1.0)
+        ),
+    ]
+    nodes = [*first, *graph.node]
+    for node in nodes:
+        if node.op_type == "GroupQueryAttention":
+            node.input[7], node.input[8] = "cos", "sin"
+    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(kept)
+
+
+@pytest.fixture(scope="module")
+def switching(tmp_path_factory):
+    return edited(PACKAGES / "llama-fp32-cpu", tmp_path_factory.mktemp("tables") / "m", two_tables)
+
+
+@pytest.mark.parametrize("length", range(SWITCH - 2, SWITCH + 3))
+def test_both_sides_of_a_switch_of_rotary_tables_and_a_run_that_crosses_it(length, switching):
+    """A prefill and a decode compute different things here by right: the oracle takes the steps that native takes."""
+    assert run(switching, range(30, 30 + length)).verdict == "PASS"
+
+
+def test_a_table_that_is_never_switched_is_a_difference(switching):
+    def never(graph: Graph) -> Graph:
+        return replace(graph, initializers={**graph.initializers, "switch": weight_of("switch", np.array(1 << 20))})
+
+    report = run(switching, range(30, 30 + SWITCH - 2), transform=never)
+    assert report.exit_code == ExitCode.DIFFERENT
+    assert "layer 0" in headline(report)
 
 
 # -- providers that are not there --------------------------------------------------------------------------------------
