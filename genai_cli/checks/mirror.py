@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from genai_cli.checks import mirror_checks as checks
+from genai_cli.checks import mirror_script as script
 from genai_cli.checks.forensics import compare_rows
 from genai_cli.checks.limits import KAPPA
 from genai_cli.checks.mirror_checks import Outcome
@@ -99,7 +100,8 @@ def _side(
     for title, check in (
         ("liveness", checks.liveness), ("addresses", checks.address_map), ("transport", checks.transport),
         ("rewinds", checks.rewinds), ("warm against cold", lambda s: checks.warm_is_cold(s, tolerance)),
-        ("separation", checks.separation),
+        ("separation", checks.separation), ("rewound decoder", script.rewound), ("forks", script.forked),
+        ("eviction", script.evicted), ("growth", script.grown), ("batch rows", script.batch_rows),
     ):  # fmt: skip
         progress(f"{name}: {title}")
         made.append(SideOutcome(name, check(scene)))

@@ -199,7 +199,9 @@ def liveness(scene: Scene) -> Outcome:
         answers.append(runner.step(np.array(scene.more(0, 1), np.int64)))
     size = sum(array.nbytes for array in rows)
     if not all(np.isfinite(answer).all() for answer in answers):
-        return Outcome("liveness", size, False, "the logits are not finite: they cannot tell a wrong KV from a right one")
+        return Outcome(
+            "liveness", size, False, "the logits are not finite: they cannot tell a wrong KV from a right one"
+        )
     moved = float(np.abs(answers[0] - answers[1]).max())
     return Outcome("liveness", size, moved > 0, f"zeroing the KV moves the logits by {moved:.3g}")
 

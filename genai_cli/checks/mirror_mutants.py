@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from genai_cli.checks import mirror_checks as checks
+from genai_cli.checks import mirror_script as script
 from genai_cli.checks.mirror_scene import BF16, F16, F32, Hooks, Scene, closed_form_scene
 from genai_cli.errors import ExitCode, GenaiError, worst
 from genai_cli.kv.layout import KvRows
@@ -41,25 +42,22 @@ class Judged:
     detail: str
 
 
+BATTERY: tuple[tuple[str, checks.Check], ...] = (
+    ("liveness", checks.liveness), ("address", checks.address_map), ("transport", checks.transport),
+    ("rewind", checks.rewinds), ("warm", checks.warm_is_cold), ("separation", checks.separation),
+    ("rewound", script.rewound), ("forked", script.forked), ("evicted", script.evicted), ("rows", script.batch_rows),
+    ("formula", script.closed_form),
+)  # fmt: skip
+
+
 def battery(scene: Scene) -> list[checks.Outcome]:
-    """Every check on one scene, up to and including the first that fails or crashes."""
+    """Every check on one scene; one that crashes has failed."""
     made: list[checks.Outcome] = []
-    for check in (
-        checks.liveness,
-        checks.address_map,
-        checks.transport,
-        checks.rewinds,
-        checks.warm_is_cold,
-        checks.separation,
-    ):
+    for name, check in BATTERY:
         try:
             made.append(check(scene))
         except (GenaiError, ValueError, IndexError) as error:
-            made.append(
-                checks.Outcome(
-                    check.__name__.removesuffix("_map").replace("warm_is_cold", "warm"), 0, False, str(error)
-                )
-            )
+            made.append(checks.Outcome(name, 0, False, str(error)))
     return made
 
 
@@ -148,6 +146,11 @@ def one_bit(array: np.ndarray) -> np.ndarray:
     return changed
 
 
+def dirty_tail(rows: KvRows, start: int) -> KvRows:
+    """The last slots of a page read past the length: whatever their last owner left there, NaN here."""
+    return [np.concatenate([array, np.full_like(array[:, :1], np.nan)], axis=1) for array in rows]
+
+
 # -- policy changes -----------------------------------------------------------------------------------------------------
 
 
@@ -195,6 +198,12 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("one bit of one element", Hooks(mirror=each(one_bit)), ("address", "transport")),
     Mutant("reuse forced to 0", Hooks(reuse=lambda cached, length: 0), ("warm",)),
     Mutant("full hit not cut", Hooks(reuse=lambda cached, length: cached + int(cached == length - 1)), ("warm",)),
+    Mutant("hash made constant", Hooks(ids=lambda ids: [0] * len(ids)), ("separation", "warm")),
+    Mutant("identity without the weights", Hooks(other_weights=lambda kv: kv), ("separation",)),
+    Mutant("extraction broken alike everywhere", Hooks(extract=swap_kv), ("warm", "formula")),
+    Mutant("extraction and seed broken alike", Hooks(extract=swap_kv, seed=swap_kv), ("formula",)),
+    Mutant("dirty page tail seeded", Hooks(seed=dirty_tail), ("warm", "address")),
+    Mutant("batch rows exchanged", Hooks(rows=lambda seats: seats[::-1]), ("rows",)),
     Mutant("refcount leak", Hooks(after=leak), ("separation",)),
     Mutant("page used after free", Hooks(after=used_after_free), ("warm", "transport")),
     Mutant("stale page after eviction", Hooks(evict=forgets_pages), ("separation",)),

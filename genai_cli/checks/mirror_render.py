@@ -8,9 +8,10 @@ from genai_cli.checks.mirror import MirrorReport
 
 
 def _summary(report: MirrorReport) -> str:
-    checked = sum(side.check.ok for side in report.outcomes)
+    applied = [side.check for side in report.outcomes if side.check.applies]
+    checked = sum(check.ok for check in applied)
     return (
-        f"{report.bytes_compared:,} bytes compared in {checked}/{len(report.outcomes)} passing checks, page size "
+        f"{report.bytes_compared:,} bytes compared in {checked}/{len(applied)} passing checks, page size "
         f"{report.page_size}, {report.bytes_per_token:,} KV bytes a token"
     )
 
@@ -30,7 +31,7 @@ def text(report: MirrorReport) -> str:
     lines = [f"{report.verdict}  {report.model}  {report.reason or 'pages hold what the decoder computed'}"]
     lines.append(f"      {_summary(report)}")
     for side in report.outcomes:
-        mark = "ok  " if side.check.ok else "FAIL"
+        mark = ("ok  " if side.check.applies else "n/a ") if side.check.ok else "FAIL"
         lines.append(f"      {mark} {side.side:<6} {side.check.id:<17} {side.check.detail}")
     lines.append(f"      proof  {_proof(report)}")
     lines += [
@@ -52,18 +53,25 @@ def markdown(report: MirrorReport) -> str:
     ]
     lines += ["| side | check | bytes | result |", "|---|---|--:|---|"]
     for side in report.outcomes:
-        result = "ok" if side.check.ok else f"**{side.check.detail}**"
+        result = (
+            ("ok" if side.check.applies else f"n/a: {side.check.detail}")
+            if side.check.ok
+            else f"**{side.check.detail}**"
+        )
         lines.append(f"| {side.side} | {side.check.id} | {side.check.compared_bytes:,} | {result} |")
     return "\n".join(lines) + "\n"
 
 
 def junit(report: MirrorReport) -> str:
     """One test case a check and a mutant; a check that compared nothing is a failure."""
-    failures = sum(not side.check.ok or not side.check.compared_bytes for side in report.outcomes)
+    applied = [side.check for side in report.outcomes if side.check.applies]
+    failures = sum(not check.ok or not check.compared_bytes for check in applied)
     suite = ET.Element("testsuite", name=f"genai mirror-check {report.model}", errors="0")
     for side in report.outcomes:
         case = ET.SubElement(suite, "testcase", classname=f"mirror.{side.side}", name=side.check.id)
-        if not side.check.ok or not side.check.compared_bytes:
+        if not side.check.applies:
+            ET.SubElement(case, "skipped", message=side.check.detail)
+        elif not side.check.ok or not side.check.compared_bytes:
             ET.SubElement(case, "failure", type="fail", message=side.check.detail)
     for judged in report.mutants:
         case = ET.SubElement(suite, "testcase", classname="mirror.mutants", name=judged.id)
