@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from math import nan
 from statistics import median
 
 import numpy as np
 
-from genai_cli.backends.base import Tensor
+from genai_cli.backends.base import Backend, DeviceBackend, Tensor
 from genai_cli.backends.cpu import CpuBackend
+from genai_cli.errors import GenaiError
 from genai_cli.graph.io import DecoderIo
 from genai_cli.graph.ir import Graph
 
@@ -35,6 +37,7 @@ def streaming_bandwidth_gb_s(threads: int) -> float:
     return buffer.nbytes / median(spent) / 1e9
 
 
+DEVICE_COPY_BYTES = 128 << 20  # twice that is more than the caches of the largest devices
 PEAK_ROUNDS = 1_000_000  # some 10 ms
 
 
@@ -75,6 +78,23 @@ def ceilings(backend: CpuBackend) -> Ceilings:
         _peak(backend, "bench.FloatPeak", floats),
         _peak(backend, "bench.BytePeak", byte),
     )
+
+
+def device_ceilings(backend: Backend) -> Ceilings:
+    """A device's memory, as a copy inside it reads and writes it; what it computes at most is not known here."""
+    if not isinstance(backend, DeviceBackend):
+        raise GenaiError(f"the memory of the backend `{backend.name}` is the host's")
+    source, to = (backend.empty((DEVICE_COPY_BYTES // 8,), np.dtype(np.int64)) for _ in range(2))
+    recording = backend.record()
+    backend.carry(recording, [(to, source)])
+    spent = []
+    for _ in range(PEAK_PASSES):
+        backend.synchronize()
+        started = time.perf_counter()
+        recording.replay()
+        backend.synchronize()
+        spent.append(time.perf_counter() - started)
+    return Ceilings(2 * source.nbytes / median(spent) / 1e9, nan, nan)
 
 
 def _peak(backend: CpuBackend, kernel: str, operand: Tensor) -> float:

@@ -7,11 +7,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from genai_cli.backends.cpu import CpuBackend
+from genai_cli.backends.cuda_device import CudaOptions
 from genai_cli.bench import peer
 from genai_cli.bench.batch import ALONE, BatchArm, BatchFound, BatchSize, NativeBatch, bench_batch
 from genai_cli.bench.crowd import Crowd
 from genai_cli.bench.energy import open_joules
-from genai_cli.bench.machine import Ceilings, ceilings, kv_bytes_per_token, weight_bytes_per_token
+from genai_cli.bench.machine import (
+    Ceilings,
+    ceilings,
+    device_ceilings,
+    kv_bytes_per_token,
+    weight_bytes_per_token,
+)
 from genai_cli.bench.micro import MicroReport
 from genai_cli.bench.micro_run import run_micro
 from genai_cli.bench.process import ProcessTrial, Start, start
@@ -49,6 +56,8 @@ class BenchOptions:
     seed: int = 0
     parity: bool = True
     cache_dir: Path | None = None
+    device: str = "cpu"  # of native and of ONNX Runtime
+    cuda: CudaOptions | None = None
 
 
 def num_trials(options: BenchOptions) -> int:
@@ -70,20 +79,24 @@ def run(model: Path, options: BenchOptions, place: Place, isa: str | None, progr
             f"--vs `{unknown[0]}` is no engine that can be measured here; wanted {wanted}", hint="--vs ort"
         )
     if peer.NAME in options.peers:
+        if options.device != "cpu":
+            raise GenaiError(
+                f"--vs `{peer.NAME}` runs on the CPU here, `{options.device}` was asked for", hint="--vs ort"
+            )
         peer.library()
     crowd = Crowd()
     subject = open_subject(model, options, place, isa)
     joules, energy = open_joules()
     tools = Tools(
-        lambda: _ceilings(place, isa), peak_rss_bytes, _parity(subject, options, place, progress),
+        lambda: _ceilings(place, isa, options), peak_rss_bytes, _parity(subject, options, place, progress),
         Meters(joules=joules), energy,
     )  # fmt: skip
-    if "batch" in options.phases and options.batch.count:
+    if "batch" in options.phases and options.batch.count and options.device == "cpu":
         tools = replace(tools, batch=lambda parity: _batch(subject, options, place, isa, tools, parity, progress))
-    native = _arm("native", model, place.threads, isa)
-    peers = [_peer(name, subject, place.threads) for name in dict.fromkeys(options.peers)]
+    native = _arm("native", model, place.threads, isa, options)
+    peers = [_peer(name, subject, place.threads, options) for name in dict.fromkeys(options.peers)]
     report = bench(subject, native, peers, tools, seed=options.seed, rounds=options.rounds, progress=progress)
-    if "load" not in options.phases:
+    if "load" not in options.phases or options.device != "cpu":
         return replace(report, others_cpu=crowd.share())
     names = ["native", "native exact", *(arm.name for arm in peers)]
     processes = _processes(subject, options, names, isa, progress)
@@ -135,9 +148,9 @@ def _batch(
     )  # fmt: skip
 
 
-def _peer(name: str, subject: Subject, threads: int) -> Arm:
+def _peer(name: str, subject: Subject, threads: int, options: BenchOptions) -> Arm:
     if name != peer.NAME:
-        return _arm("ort", subject.model, threads, None)
+        return _arm("ort", subject.model, threads, None, options)
     capacity = max((phase.num_ids for phase in subject.phases), default=1)
     return Arm(name, lambda: peer.PeerRunner(subject.model, threads, capacity))
 
@@ -159,7 +172,9 @@ def micro(
     return run_micro(model, _native_options(place, isa), lengths, only, options.seed, progress)
 
 
-def _ceilings(place: Place, isa: str | None) -> Ceilings:
+def _ceilings(place: Place, isa: str | None, options: BenchOptions) -> Ceilings:
+    if options.device != "cpu":
+        return device_ceilings(place.open_backend())
     return ceilings(CpuBackend(threads=place.threads, isa=isa))
 
 
@@ -173,7 +188,8 @@ def open_subject(model: Path, options: BenchOptions, place: Place, isa: str | No
     decoder = load_decoder(package)
     found = of_kinds(phases(decoder.context_len, options.prompts, options.contexts, options.n_new), options.phases)
     lengths = [phase.n_prompt for phase in found if phase.kind == "prefill"]
-    done = operations(model, _native_options(place, isa), lengths, options.seed)
+    here = options.device == "cpu"  # what a device computes at most is not measured
+    done = operations(model, _native_options(place, isa), lengths, options.seed) if here else {}
     return Subject(model, place.description, place.threads, found, _traffic(decoder), done, package.vocab_size or 0)
 
 
@@ -182,9 +198,9 @@ def _traffic(decoder: LoadedDecoder) -> Callable[[int], int | None]:
     return lambda length: None if weights is None else weights + kv_bytes_per_token(io, length)
 
 
-def _arm(name: BackendName, model: Path, threads: int, isa: str | None) -> Arm:
-    options = OpenOptions(name, threads=threads, isa=isa, prefix_cache=False)
-    return Arm(name, lambda: open_model(model, options).runner)
+def _arm(name: BackendName, model: Path, threads: int, isa: str | None, options: BenchOptions) -> Arm:
+    opened = OpenOptions(name, options.device, threads, isa=isa, prefix_cache=False, cuda=options.cuda)
+    return Arm(name, lambda: open_model(model, opened).runner)
 
 
 def _parity(subject: Subject, options: BenchOptions, place: Place, progress: Progress) -> Callable[[], Parity]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from math import isnan
+
 from genai_cli.bench.compare import Change
+from genai_cli.bench.machine import Ceilings
 from genai_cli.bench.micro import MicroReport
 from genai_cli.bench.profile import ProfileReport, Row, Section
 from genai_cli.bench.report import BenchReport, Ratio, Result
@@ -29,9 +32,15 @@ def title(report: BenchReport) -> str:
     """Model, machine and what one may rely on."""
     return (
         f"{report.model}: {report.threads} threads, {report.isa}, reads {report.bandwidth_gb_s:.1f} GB/s, "
-        f"f32 {report.ceilings.float_gop_s:.0f} and int8 {report.ceilings.byte_gop_s:.0f} Gop/s, "
+        f"{_peaks(report.ceilings)}"
         f"native peak {report.peak_rss_bytes / 2**20:.0f} MiB, parity {report.parity}"
     )
+
+
+def _peaks(ceilings: Ceilings) -> str:
+    if isnan(ceilings.float_gop_s):  # a device: not measured
+        return ""
+    return f"f32 {ceilings.float_gop_s:.0f} and int8 {ceilings.byte_gop_s:.0f} Gop/s, "
 
 
 def rows(report: BenchReport) -> list[list[str]]:

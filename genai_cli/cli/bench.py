@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from genai_cli.cli.options import JsonOpt, ModelArg, QuietOpt, ThreadsOpt, cache_dir, console_of, place_of, wanted_isa
+from genai_cli.cli.options import (
+    DeviceOpt,
+    JsonOpt,
+    ModelArg,
+    QuietOpt,
+    ThreadsOpt,
+    cache_dir,
+    console_of,
+    cuda_options,
+    place_of,
+    wanted_isa,
+)
 from genai_cli.console import Console
 from genai_cli.errors import ExitCode, GenaiError
 
@@ -42,6 +53,7 @@ def bench(
     only: Annotated[str, typer.Option(help="Of --micro, names that match: 'MatMul*'.")] = "*",
     trace: Annotated[Path, typer.Option(help="Where --profile writes its trace, for Perfetto.")] = Path("trace.json"),
     json_: JsonOpt = False,
+    device: DeviceOpt = "cpu",
     threads: ThreadsOpt = None,
     quiet: QuietOpt = False,
 ) -> None:
@@ -57,13 +69,18 @@ def bench(
     options = BenchOptions(
         tuple(vs or ()), lengths_of("--prompt-tokens", prompt_tokens), lengths_of("--context-tokens", context_tokens),
         new_tokens, rounds, _phases(phases), BatchSize(batch, n_new=batch_tokens), seed, parity, cache_dir(),
+        device, cuda_options(device),
     )  # fmt: skip
+    if device != "cpu" and (profile or micro):
+        raise GenaiError(
+            f"--profile and --micro look into the CPU's kernels, `{device}` was asked for", hint="--device cpu"
+        )
     if profile:
         return _profile(console, model, options, threads, trace, json_)
     if micro:
         return _micro(console, model, options, threads, only, json_)
     with console.progress(f"bench {model.name}", num_trials(options)) as tick:
-        report = run(model, options, place_of("cpu", threads), wanted_isa(), tick)
+        report = run(model, options, place_of(device, threads), wanted_isa(), tick)
     if json_:
         console.data(dumps(report))
     console.talk(table.title(report))

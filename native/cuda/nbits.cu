@@ -3,6 +3,11 @@
 // of the block size.
 
 constexpr int kWarps = 4;
+// Pieces whose loads are in flight together; the order of the sums stays. Many rows fill the registers by themselves.
+template <int ROWS>
+constexpr int kUnroll = ROWS == 1   ? 4
+                        : ROWS <= 4 ? 2
+                                    : 1;
 
 template <int BYTES>
 struct alignas(BYTES) Packed {
@@ -55,7 +60,7 @@ __global__ void nbits(const T* a, const unsigned char* b, const S* scales, const
   if (column >= n) return;
   float sums[ROWS] = {};
   i64 chunks = (blocks << shift) / CHUNK;
-#pragma unroll 4  // loads in flight: the order of the sums stays
+#pragma unroll kUnroll < ROWS>
   for (i64 chunk = lane; chunk < chunks; chunk += kWarp) {
     i64 start = chunk * CHUNK, block = start >> shift;
     Packed<kBytes> packed = *reinterpret_cast<const Packed<kBytes>*>(b + (column * chunks + chunk) * kBytes);
@@ -115,7 +120,7 @@ __global__ void nbits_int8(const signed char* a, const float* a_scales, const un
   if (column >= n) return;
   float sums[ROWS] = {};
   i64 chunks = padded / CHUNK;
-#pragma unroll 2
+#pragma unroll kUnroll < ROWS>
   for (i64 chunk = lane; chunk < chunks; chunk += kWarp) {
     i64 start = chunk * CHUNK, block = start >> shift;
     Packed<kBytes> packed = *reinterpret_cast<const Packed<kBytes>*>(b + (column * chunks + chunk) * kBytes);

@@ -23,9 +23,10 @@ __global__ void causal_conv(const T* x, const T* weight, const T* bias, const T*
 // One block a (value head, batch), one thread a value column; its state column [d_k] stays with it in shared memory.
 // S = keep S; S += beta k (v - S'k)' with DELTA, k v' without; y = q'S after the update.
 template <bool DELTA, class T, class P>
-__global__ void linear_attention(const T* q, const T* k, const T* v, const P* past, const T* decay, const T* beta, T* y,
-                                 P* present, i64 num_tokens, i64 q_heads, i64 k_heads, i64 heads, i64 kv_heads, i64 d_k,
-                                 i64 d_v, i64 decay_width, i64 beta_heads, float scale) {
+__global__ void __launch_bounds__(1024)
+    linear_attention(const T* q, const T* k, const T* v, const P* past, const T* decay, const T* beta, T* y, P* present,
+                     i64 num_tokens, i64 q_heads, i64 k_heads, i64 heads, i64 kv_heads, i64 d_k, i64 d_v,
+                     i64 decay_width, i64 beta_heads, float scale) {
   extern __shared__ float shared[];  // state [d_k, d_v], query [d_k], key [d_k], keep [d_k]
   float *state = shared, *query = state + d_k * d_v, *key = query + d_k, *keep = key + d_k;
   i64 head = blockIdx.x, batch = blockIdx.y, kv_head = head / (heads / kv_heads), column = threadIdx.x;

@@ -1,6 +1,17 @@
 // Moving elements without computing: one thread an element, by its size in bytes.
 #define STRIDES(x) i64 x##0, i64 x##1, i64 x##2, i64 x##3, i64 x##4, i64 x##5
 
+// The remainder of rest / dim, and rest becomes the quotient: no division by 1, short ones where they suffice.
+__device__ inline i64 split(i64& rest, i64 dim) {
+  if (dim == 1) return 0;
+  i64 before = rest;
+  if ((rest | dim) >> 32 == 0)
+    rest = static_cast<unsigned>(rest) / static_cast<unsigned>(dim);
+  else
+    rest /= dim;
+  return before - rest * dim;
+}
+
 // y[to + walk] = x[from + walk]: Transpose, Slice, Expand, Concat, Split.
 template <class T>
 __global__ void strided_copy(const T* x, T* y, i64 n, i64 from, i64 to, i64 d0, i64 d1, i64 d2, i64 d3, i64 d4, i64 d5,
@@ -11,8 +22,7 @@ __global__ void strided_copy(const T* x, T* y, i64 n, i64 from, i64 to, i64 d0, 
   i64 x_strides[6] = {x0, x1, x2, x3, x4, x5}, y_strides[6] = {y0, y1, y2, y3, y4, y5};
 #pragma unroll
   for (int k = 5; k >= 0; --k) {
-    i64 at = i % dims[k];
-    i /= dims[k];
+    i64 at = split(i, dims[k]);
     from += at * x_strides[k];
     to += at * y_strides[k];
   }

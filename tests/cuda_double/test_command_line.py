@@ -64,10 +64,56 @@ def test_mirror_check_with_its_proof(environment: dict[str, str]) -> None:
     assert "mutants killed for the right reason" in out
 
 
-@pytest.mark.parametrize("command", ["generate", "parity", "mirror-check"])
+def test_bench(environment: dict[str, str]) -> None:
+    """Prefill and decode on the device, measured against a copy inside it; what only a CPU has is left out."""
+    words = ("bench", str(PACKAGES / "llama-fp32-cpu"), "--prompt-tokens", "4", "--context-tokens", "4")
+    few = ("--new-tokens", "2", "--rounds", "1", "--no-parity", "--json", "--device", "cuda")
+    code, out, err = genai(*words, *few, environment=environment)
+    assert code == ExitCode.OK, err
+    report = json.loads(out)
+    assert report["isa"].startswith("cuda:0 ")
+    assert report["bandwidth_gb_s"] > 0
+    assert report["ceilings"]["float_gop_s"] == "NaN"  # not measured, and not a number made up
+    assert {result["phase"].split()[0] for result in report["results"] if not result.get("error")} >= {
+        "prefill",
+        "decode",
+    }
+
+
+@pytest.mark.parametrize("inside", ["--profile", "--micro"])
+def test_bench_looks_inside_the_cpu_only(inside: str, environment: dict[str, str]) -> None:
+    words = ("bench", str(PACKAGES / "llama-fp32-cpu"), inside, "--device", "cuda")
+    code, out, err = genai(*words, environment=environment)
+    assert (code, out) == (ExitCode.CANNOT, "")
+    assert "`cuda` was asked for" in err
+
+
+def test_two_processes_share_a_device_and_the_kernels_on_disk(environment: dict[str, str], tmp_path: Path) -> None:
+    """Both compile and keep the same kernels at the same time, from nothing."""
+    words = [
+        sys.executable,
+        "-m",
+        "genai_cli.cli",
+        "generate",
+        str(PACKAGES / "llama-fp32-cpu"),
+        "--prompt-ids",
+        PROMPT,
+    ]
+    words += ["--max-new-tokens", "3", "--json", "--device", "cuda"]
+    own = {**environment, "XDG_CACHE_HOME": str(tmp_path)}
+    both = [subprocess.Popen(words, env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
+    said = [process.communicate(timeout=300) for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    tokens = [json.loads(out)["token_ids"] for out, _ in said]
+    assert tokens[0] == tokens[1] == generated("llama-fp32-cpu", "cpu", environment)["token_ids"][:3]
+    kept = [file.suffix for file in (tmp_path / "genai" / "cuda").iterdir()]
+    assert set(kept) == {f".{environment['GENAI_CUDA_CODE']}"}  # no half-written file is left
+
+
+@pytest.mark.parametrize("command", ["generate", "parity", "mirror-check", "bench"])
 def test_without_a_driver(command: str, double: Any) -> None:
     words = [command, str(PACKAGES / "llama-fp32-cpu"), "--device", "cuda"]
-    words += ["--prompt-ids", PROMPT] if command != "mirror-check" else []
+    words += ["--prompt-ids", PROMPT] if command in ("generate", "parity") else []
     code, out, err = genai(*words, environment={**os.environ, "LD_LIBRARY_PATH": ""})
     assert code == ExitCode.CANNOT
     assert out == ""
