@@ -24,7 +24,7 @@ constexpr int64_t kDepth = 288;        // k steps of a packed panel: it stays in
 constexpr int64_t kStreamRows = 4;     // up to here B is streamed once, unpacked
 constexpr int kDeepRows = 4;           // rows of B that pass over the sums together
 constexpr int64_t kBlock = 4096;       // columns of a streamed block: their sums stay in the first-level cache
-constexpr int64_t kAheadBytes = 8192;  // how far ahead of its use B is fetched
+constexpr int64_t kAheadBytes = 4096;  // how far ahead of its use B is fetched
 constexpr int64_t kSmall = 32 * 1024;  // multiply-adds worth a thread
 
 constexpr int64_t kHalve = 128;  // shorter sums are one chain
