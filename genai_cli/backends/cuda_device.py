@@ -212,7 +212,8 @@ def program_options(name: str, arch: str, defines: list[str]) -> Any:
     from cuda.core import ProgramOptions
 
     options: dict[str, Any] = {"std": "c++17", "arch": arch, "define_macro": defines or None, "name": name}
-    headers = pathfinder.find_nvidia_header_directory("cudart") if defines else None
+    find = getattr(pathfinder, "find_nvidia_header_directory", None)  # old ones have none
+    headers = find("cudart") if defines and find else None
     if headers:
         options["include_path"] = [headers]
     elif defines and "use_bundled_headers" in signature(ProgramOptions).parameters:
