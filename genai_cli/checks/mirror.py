@@ -18,9 +18,10 @@ from genai_cli.checks.mirror_scene import Scene
 from genai_cli.checks.oracles import DEFAULTS, Oracle
 from genai_cli.checks.parity import Target
 from genai_cli.checks.preflight import artifact
-from genai_cli.errors import ExitCode, worst
+from genai_cli.errors import ExitCode, GenaiError, worst
 from genai_cli.kv.mirror import CopyRows, copy_rows
 from genai_cli.runners.base import Runner
+from genai_cli.runners.pipeline import PipelineRunner
 
 Progress = Callable[[str], None]
 SCHEMA = "genai.mirror-check/1"
@@ -59,20 +60,31 @@ class MirrorSettings:
     page_size: int = 16
     prove: bool = False
     copy: CopyRows = copy_rows
+    pictures: tuple[np.ndarray, ...] = ()  # for the image tokens of the prompt, as the vision encoder takes them
 
 
 def mirror_check(target: Target, prompt: list[int], settings: MirrorSettings, progress: Progress) -> MirrorReport:
     """Run every check on a package. `prompt` should cross a page border; it is cut to a third of the context."""
     native = target.open_native(exact=False)
+    prompt = _prepared(native, prompt, settings)
     gate = native.supports_paged_kv()
     if not gate.supported:
         return _report(target, settings, 0, [], [], f"not applicable: {gate.reason}")
-    prompt = _fitting(prompt, native, settings.page_size)
+    whole, prompt = prompt, _fitting(prompt, native, settings.page_size)
     found = [SideOutcome("pages", checks.lossless(dtype)) for dtype in _dtypes(native)]
     found += _side(native, prompt, settings, progress, 0.0)
-    found += _oracle_side(target, prompt, settings, progress)
+    found += _oracle_side(target, whole, prompt, settings, progress)
     mutants = _mutants(progress) if settings.prove else []
     return _report(target, settings, native.kv_layout.bytes_per_token, found, mutants, "")
+
+
+def _prepared(runner: Runner, prompt: list[int], settings: MirrorSettings) -> list[int]:
+    """The prompt's ids once its pictures are encoded; pipelines keep the feature rows for the image tokens."""
+    if isinstance(runner, PipelineRunner):
+        return runner.prepare(prompt, settings.pictures)[0]
+    if settings.pictures:
+        raise GenaiError("pictures were given, the package takes none")
+    return prompt
 
 
 def _dtypes(runner: Runner) -> list[np.dtype]:
@@ -88,7 +100,8 @@ def _fitting(prompt: list[int], runner: Runner, page_size: int) -> list[int]:
 
 def _scene(runner: Runner, prompt: list[int], settings: MirrorSettings) -> Scene:
     pages = 2 + 4 * (len(prompt) // settings.page_size + 3)
-    return Scene(runner, prompt, settings.page_size, pages, copy=settings.copy)
+    token = runner.image_token if isinstance(runner, PipelineRunner) else None
+    return Scene(runner, prompt, settings.page_size, pages, copy=settings.copy, image_token=token)
 
 
 def _side(
@@ -108,11 +121,15 @@ def _side(
     return made
 
 
-def _oracle_side(target: Target, prompt: list[int], settings: MirrorSettings, progress: Progress) -> list[SideOutcome]:
+def _oracle_side(
+    target: Target, whole: list[int], prompt: list[int], settings: MirrorSettings, progress: Progress
+) -> list[SideOutcome]:
     """The same checks over ONNX Runtime, on the twin it can run, then values and ORT's KV inside native."""
     kind = DEFAULTS[artifact(target.model_path, target.graph, None).precision]
     oracle = Oracle(kind, target.model_path, target.open_ort).open()
     exact = target.open_native(exact=True)
+    for runner in (oracle, exact):
+        _prepared(runner, whole, settings)
     noise = _decode_noise(oracle, prompt)
     made = _side(oracle, prompt, settings, progress, KAPPA * noise)
     progress("values: native against the oracle")

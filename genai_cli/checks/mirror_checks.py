@@ -32,10 +32,11 @@ Check = Callable[[Scene], Outcome]
 
 
 def lossless(dtype: np.dtype) -> Outcome:
-    """Every bit pattern of a 16-bit dtype (structured patterns of f32) through the real page path and back."""
+    """Every bit pattern of an 8- or 16-bit dtype (structured patterns of f32) through the real page path and back."""
     layout = KvLayout((KvComponent(0, "key", 2, 32, dtype), KvComponent(0, "value", 2, 32, dtype)))
-    if dtype.itemsize == 2:
-        patterns: np.ndarray = np.arange(65536, dtype=np.uint16)
+    if dtype.itemsize <= 2:
+        bits = 8 * dtype.itemsize
+        patterns: np.ndarray = np.arange(2**bits, dtype=f"u{dtype.itemsize}")
     else:
         exponent = np.arange(512, dtype=np.uint32) << 23  # sign and exponent, all of them
         patterns = (exponent[:, None] | np.array([0, 1, 0x400000, 0x7FFFFF] * 32, np.uint32)).reshape(-1)

@@ -38,15 +38,17 @@ class Place:
     oracle_device: str = "cpu"  # of ONNX Runtime's side: cpu or cuda[:N]
 
 
-def open_target(path: Path, place: Place) -> Target:
-    """Read the package and bind its decoder. GenaiError (2) for whatever is wrong with it."""
+def open_target(path: Path, place: Place, *, isolated: bool = False) -> Target:
+    """Read the package and bind its decoder. GenaiError (2) for whatever is wrong with it.
+
+    `isolated`: what comes before the decoder runs on ONNX Runtime on both sides, so that only decoders differ."""
     package = open_package(path)
     loaded = load_decoder(package)
     return Target(
         name=path.resolve().name,
         model_path=loaded.path,
         graph=loaded.graph,
-        open_native=_native_opener(package, loaded, place),
+        open_native=_native_opener(package, loaded, place, isolated),
         open_ort=_ort_opener(package, loaded, place),
         open_backend=place.open_backend,
         run_ort=lambda model, feeds: run_one(model, feeds, place.oracle_device),
@@ -88,7 +90,12 @@ class OraclePipeline(PipelineRunner):
         return self.decoder.taps
 
 
-def _native_opener(package: ModelPackage, loaded: LoadedDecoder, place: Place) -> OpenNative:
+def _native_opener(package: ModelPackage, loaded: LoadedDecoder, place: Place, isolated: bool) -> OpenNative:
+    def open_part(file: Path, backend: Backend) -> Component:
+        if isolated:
+            return OrtComponent(file, threads=place.threads, device=place.oracle_device)
+        return NativeComponent(load_graph(file), backend)
+
     def open_native(*, exact: bool, transform: Transform | None = None) -> TappedRunner:
         backend = place.open_backend()
         decoder = NativeRunner(
@@ -96,7 +103,7 @@ def _native_opener(package: ModelPackage, loaded: LoadedDecoder, place: Place) -
         )
         if loaded.io.input_ids:
             return decoder
-        parts = _parts(package, lambda file: NativeComponent(load_graph(file), backend))
+        parts = _parts(package, lambda file: open_part(file, backend))
         return NativePipeline(decoder, *parts, wiring(package), _width(loaded))
 
     return open_native

@@ -48,7 +48,7 @@ def mirror_check(
     from genai_cli.report.json import dumps
 
     console = console_of(quiet)
-    target = open_target(model, place_of(device, threads))
+    target = open_target(model, place_of(device, threads), isolated=True)
     request = Request(() if prompt is None else (prompt,), parse_ids(prompt_ids) if prompt_ids else ())
     ids = prompts_of(model, target, request, seed)[0][0].ids.tolist()
     with console.progress(f"mirror-check {model.name}") as tick:

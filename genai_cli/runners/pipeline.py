@@ -146,6 +146,11 @@ class PipelineRunner:
             raise GenaiError(f"{wanted} image tokens are fed, {len(rows)} feature rows are left for them")
         return rows
 
+    @property
+    def image_token(self) -> int | None:
+        """The id that stands for a feature row."""
+        return self._names.image_token_id
+
     # -- Runner ------------------------------------------------------------------------------------------------------
 
     @property

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from genai_cli.backends.cpu import CpuBackend
+from genai_cli.checks.mirror import MirrorSettings, mirror_check
+from genai_cli.checks.target import Place, open_target
 from genai_cli.engine.component import NativeComponent
 from genai_cli.errors import GenaiError
 from genai_cli.graph.loader import load_graph
@@ -182,3 +184,15 @@ def test_a_package_without_the_needed_parts() -> None:
 def test_inputs_of_a_component_are_checked() -> None:
     with pytest.raises(GenaiError, match="the component takes"):
         component(open_package(FOLDER), "vision", "native").run({"pixels": picture(1)})
+
+
+@pytest.mark.parametrize("seed", [37, 91])
+def test_the_decoder_is_mirror_checked_with_a_picture_in_its_prompt(seed: int) -> None:
+    """Isolated: the same feature rows and embeddings, made by ONNX Runtime, go into both decoders."""
+    target = open_target(FOLDER, Place(1, lambda: CpuBackend(threads=1), "cpu"), isolated=True)
+    settings = MirrorSettings(page_size=3, pictures=(picture(seed),))
+    report = mirror_check(target, PROMPT, settings, lambda text: None)
+    assert (report.exit_code, report.reason) == (0, "")
+    assert report.bytes_compared > 500_000
+    with pytest.raises(GenaiError, match="4 image tokens"):
+        mirror_check(target, PROMPT, MirrorSettings(page_size=3), lambda text: None)
