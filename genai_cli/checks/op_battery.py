@@ -51,13 +51,17 @@ class OpResult:
     repro: str
 
 
-def native_op(backend: Backend, node: Node, inputs: Sequence[np.ndarray | None]) -> tuple[list[np.ndarray | None], str]:
-    """Run one node the way the engine does: the backend's kernel where its rule accepts, else the host reference."""
+def native_op(
+    backend: Backend, node: Node, inputs: Sequence[np.ndarray | None], constants: frozenset[int] = frozenset()
+) -> tuple[list[np.ndarray | None], str]:
+    """Run one node the way the engine does: the backend's kernel where its rule accepts, else the host reference.
+    `constants` are weights: their values are known beforehand."""
     opdef = lookup(node.op_type, node.domain, node.opset)
     if opdef is None:
         raise GenaiError(f"native has no op `{node.key}` at opset {node.opset}")
     rule = opdef.kernels.get(backend.name)
-    known = [None if a is None else (a if i in opdef.host_inputs else (a.shape, a.dtype)) for i, a in enumerate(inputs)]
+    given_values = constants | set(opdef.host_inputs)
+    known = [None if a is None else (a if i in given_values else (a.shape, a.dtype)) for i, a in enumerate(inputs)]
     if rule is None or opdef.infer is None or rule.accepts(known, node.attrs) is not None:
         return run_reference(opdef, inputs, node.attrs, len(node.outputs)), "host"
     specs = opdef.infer(known, node.attrs)[: rule.num_outputs or None]
@@ -101,7 +105,7 @@ def compare_op(
     bare = OpResult(node.key, node.name, shapes, dtype, "", None, None, limit.nmse, None, repro)
     if node.op_type in _INSIDE:
         return replace(bare, where=_INSIDE[node.op_type])
-    got, where = native_op(backend, node, inputs)
+    got, where = native_op(backend, node, inputs, constants)
     want = ort_op(run, node, inputs, constants)
     present = [a for a, name in zip(got, node.outputs, strict=False) if name and a is not None]
     worst = [_difference(node, a, b, limit) for a, b in zip(present, want, strict=False)]

