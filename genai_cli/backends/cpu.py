@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import time
 import weakref
@@ -18,6 +19,8 @@ from genai_cli.errors import GenaiError
 
 ALIGNMENT = 64  # bytes: one cache line, one AVX-512 register
 FIRST_CAPACITY = 256  # tokens; buffers double from here
+
+_REPACKS = frozenset({"MatMulNBits"})  # kernels that read a copy of their weights, made once in an order of their own
 
 Native = tuple[int, str, tuple[int, ...]]
 
@@ -97,6 +100,21 @@ def copy_rows(to: np.ndarray, source: np.ndarray) -> None:
     )  # fmt: skip
 
 
+def _leave_pages(tensor: Tensor | None) -> None:
+    """Give back the memory of weights that lie in a mapped file and were repacked; whoever reads them again gets them
+    from the file. (Only a mapping of a file may be told so: other memory would lose its values.)"""
+    array = tensor.owner if tensor is not None else None
+    base = array
+    while isinstance(base, np.ndarray | memoryview):
+        base = base.base if isinstance(base, np.ndarray) else base.obj
+    if not isinstance(array, np.ndarray) or not isinstance(base, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    begin = array.ctypes.data - np.frombuffer(base, np.uint8).ctypes.data
+    first, last = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, (begin + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if first < last:
+        base.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
 @dataclass(frozen=True)
 class Step:
     """What a recorded kernel call works on; a host step has the kernel `host` and nothing else."""
@@ -139,6 +157,9 @@ class CpuRecording:
             # buffers live as long as the steps that hold their addresses
             self._steps.append(Step(kernel, tuple(inputs), tuple(outputs), attrs))
             self._program.run(step, step + 1)
+        if kernel in _REPACKS:
+            for tensor in inputs[1:]:
+                _leave_pages(tensor)
         last = self._segments[-1] if self._segments else None
         if isinstance(last, tuple):
             self._segments[-1] = (last[0], step + 1)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 import os
+import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,6 +40,47 @@ def test_every_isa_has_the_same_kernels() -> None:
 def test_constants_are_not_copied() -> None:
     array = np.arange(8, dtype=F32)
     assert CpuBackend().constant(array).address == array.ctypes.data
+
+
+def _resident_pages(array: np.ndarray) -> int:
+    """Pages of this process's mapping around `array` that are in memory, as Linux tells (kB of Rss over 4)."""
+    inside, pages = False, 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split()[0]
+        if "-" in first and ":" not in first:
+            low, high = (int(part, 16) for part in first.split("-"))
+            inside = low <= array.ctypes.data < high
+        elif inside and first == "Rss:":
+            pages += int(line.split()[1]) // 4
+    return pages
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.parametrize("mapped", [True, False])
+def test_repacked_weights_leave_their_mapped_pages_and_nothing_else(mapped: bool, tmp_path: Path) -> None:
+    """A mapping of a file is read again when it is needed; other memory must not be touched."""
+    n, k = 256, 1024
+    packed = np.random.default_rng(0).integers(0, 256, (n, k // 32, 16)).astype(np.uint8)
+    file = tmp_path / "weights"
+    file.write_bytes(packed.tobytes())
+    with file.open("rb") as opened:
+        bytes_ = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+    held = np.frombuffer(bytes_, np.uint8).reshape(packed.shape) if mapped else packed.copy()
+    assert np.array_equal(held, packed)  # every page is there now
+    on = CpuBackend()
+    rows, out = on.empty((1, 1, k), F32), on.empty((1, 1, n), F32)
+    on.upload(rows, np.ones((1, 1, k), F32))
+    scales = on.constant(np.full((n, k // 32), 0.01, F32))
+    recording = on.record()
+    attrs = {"N": n, "K": k, "bits": 4, "block_size": 32, "accuracy_level": 4}
+    before = _resident_pages(held)
+    recording.call("MatMulNBits", [rows, on.constant(held), scales, None, None, None], [out], attrs)
+    first = on.download(out).copy()
+    if mapped:
+        assert _resident_pages(held) <= before // 4
+    assert np.array_equal(held, packed)
+    recording.replay()
+    assert np.array_equal(on.download(out), first)
 
 
 def test_recording_interleaves_host_steps_and_replays() -> None:
