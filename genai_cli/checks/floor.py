@@ -23,7 +23,7 @@ from genai_cli.graph.cuts import EmbeddingOutput, embedding_output
 from genai_cli.report.parity import Floor, Perturbation, Probe
 from genai_cli.runners.base import Runner
 
-METHOD = "4"  # part of the cache key: counts changes of how floor and liveness are measured
+METHOD = "5"  # part of the cache key: counts changes of how floor and liveness are measured
 NUM_NUDGES = 8
 NUM_EMBEDDING_NUDGES = 2  # of them on the embedding output, the rest on weights
 Progress = Callable[[str], None]

@@ -247,7 +247,8 @@ class _Asked:
         )  # fmt: skip
         self.progress("liveness")
         noise = floor.pair_floor(found, references[0].logits)
-        probes = liveness.probes(self.oracle, runner, paths[0], references[0].logits, noise)
+        longest = max(range(len(paths)), key=lambda i: paths[i].prompt_len)
+        probes = liveness.probes(self.oracle, runner, paths[longest], references[longest].logits, noise)
         floor.save(settings.cache_dir, found, probes, paths)
         return paths, references, found, probes
 

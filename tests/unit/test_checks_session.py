@@ -250,6 +250,13 @@ def test_default_prompt_is_tokenized_and_the_report_is_strict_json():
     assert data["artifact"]["external_data_sha256"]
 
 
+def test_a_short_prompt_beside_a_longer_one_is_not_blind(cache):
+    """Two tokens in reverse order, the last one kept, are the same two."""
+    target = open_target(PACKAGES / "llama-fp32-cpu", PLACE)
+    prompts = [Prompt("short", np.array([30, 31])), Prompt("long", np.arange(30, 50))]
+    assert parity(target, prompts, SETTINGS, lambda _: None).verdict == "PASS"
+
+
 def test_several_prompts_are_one_verdict():
     report = run("llama-fp32-cpu", Request(texts=("Hello there", "A second prompt, a little longer")))
     assert [entry["id"] for entry in report.inputs] == ["0", "1"]
