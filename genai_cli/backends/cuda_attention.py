@@ -311,7 +311,7 @@ def _linear_attention(call: Call) -> list[Launch]:
         real(call.attrs.get("scale", 0.0) or 1 / math.sqrt(d_k)),
     )
     delta = "true" if "delta" in rule else "false"
-    block = min(1024, -(-d_v // WARP) * WARP)
+    block = -(-d_v // WARP) * WARP
     shared = (d_k * d_v + 3 * d_k) * FLOAT_BYTES
     function = f"linear_attention<{delta}, {ctype(q)}, {ctype(present)}>"
     return [Launch("recurrent", function, (heads, batch, 1), block, args, shared)]

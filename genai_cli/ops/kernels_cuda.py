@@ -37,6 +37,7 @@ MOST_DIMS = 6  # the kernels take dimensions and strides as scalars
 BYTES = frozenset((np.dtype(np.uint8),))
 FEW = 64  # TopK runs one round for each value it finds
 STATE_BYTES = 96 << 10  # shared memory a block may ask for from sm_80 on: one head's state
+STATE_COLUMNS = 256  # a thread each, __launch_bounds__ in recurrent.cu
 
 
 def dims(inputs: Inputs, attrs: Attrs) -> str | None:
@@ -117,7 +118,7 @@ def small_state(inputs: Inputs, attrs: Attrs) -> str | None:
     """One head's state fits a block's shared memory, a value column a thread."""
     d_k = shape(inputs[0])[2] // attrs["q_num_heads"]
     d_v = shape(inputs[2])[2] // attrs["kv_num_heads"]
-    fits = (d_k * d_v + 3 * d_k) * 4 <= STATE_BYTES and d_v <= 1024
+    fits = (d_k * d_v + 3 * d_k) * 4 <= STATE_BYTES and d_v <= STATE_COLUMNS
     return None if fits and not attrs.get("state_window", 0) else f"a state of {d_k} x {d_v}"
 
 

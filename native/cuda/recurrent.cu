@@ -23,7 +23,7 @@ __global__ void causal_conv(const T* x, const T* weight, const T* bias, const T*
 // One block a (value head, batch), one thread a value column; its state column [d_k] stays with it in shared memory.
 // S = keep S; S += beta k (v - S'k)' with DELTA, k v' without; y = q'S after the update.
 template <bool DELTA, class T, class P>
-__global__ void __launch_bounds__(1024)
+__global__ void __launch_bounds__(256)
     linear_attention(const T* q, const T* k, const T* v, const P* past, const T* decay, const T* beta, T* y, P* present,
                      i64 num_tokens, i64 q_heads, i64 k_heads, i64 heads, i64 kv_heads, i64 d_k, i64 d_v,
                      i64 decay_width, i64 beta_heads, float scale) {
