@@ -39,6 +39,7 @@ class Variant:
     window: int = 0  # layer 0 only
     tie: bool = False  # vocabulary rows 4 and 9 of lm_head are equal
     overflow: bool = False  # the last layer passes the largest f16
+    pipeline: str = ""  # "embedding" or "vision": the decoder reads embeddings that other components make
 
     @property
     def layers(self) -> tuple[tuple[int, int, int], ...]:
@@ -58,7 +59,10 @@ VARIANTS = (
     Variant("kv-attention", attention="Attention"),
     Variant("kv-tie", tie=True),
     Variant("kv-overflow", "f16", overflow=True),
+    Variant("kv-embedding", pipeline="embedding"),
+    Variant("kv-vision", pipeline="vision"),
 )
+IMAGE_TOKEN, FEATURE_ROWS, PIXELS = 6, 2, (1, 3, 4, 4)  # a picture gives two feature rows of 24 pixels each
 
 
 def kv_element(variant: Variant, layer: int, value: bool, head: int, position: int, dim: int, token: int) -> float:
@@ -75,6 +79,19 @@ def kv_element(variant: Variant, layer: int, value: bool, head: int, position: i
         return float(np.uint16(0x3C00 + i).view(np.float16))  # 1 .. 16
     pattern = 0x3C00 + i // 2 + 0x8000 * (i % 2)  # +-0.0078 .. 512
     return float(np.uint16(pattern).view(ml_dtypes.bfloat16))
+
+
+def kv_of_embedding(variant: Variant, layer: int, value: bool, position: int, embedding: np.ndarray) -> np.ndarray:
+    """[H_kv, D] of a pipeline's decoder: the element of token 0, and the embedding [E] times a matrix. Exact in f32."""
+    _, kv_heads, head_dim = variant.layers[layer]
+    named = kv_table(variant, layer, value)[position * VOCAB]
+    return (named + embedding @ kv_weight(variant, layer, value)).reshape(kv_heads, head_dim)
+
+
+def kv_weight(variant: Variant, layer: int, value: bool) -> np.ndarray:
+    """[E, H_kv * D]."""
+    _, kv_heads, head_dim = variant.layers[layer]
+    return weight(HIDDEN, kv_heads * head_dim, 11 + 2 * layer + int(value))
 
 
 def kv_table(variant: Variant, layer: int, value: bool) -> np.ndarray:
@@ -147,11 +164,21 @@ def build(variant: Variant) -> onnx.ModelProto:
         shape = b.add("Shape", ["attention_mask"], ["mask_shape"])
         b.add("Cast", [b.add("Gather", [shape, "axis"], ["mask_len"])], ["total_len"], to=TensorProto.INT32)
     b.constant("vocab", np.array(VOCAB), TensorProto.INT64)
-    row = b.add("Add", [b.add("Mul", ["position_ids", "vocab"], ["row_of_position"]), "input_ids"], ["row"])
-    x = b.add("Gather", [b.constant("embed.weight", weight(VOCAB, HIDDEN, 3)), "input_ids"], ["x"])
+    row = b.add("Mul", ["position_ids", "vocab"], ["row_of_position"])
+    x = embeds = "inputs_embeds"
+    if not variant.pipeline:
+        row = b.add("Add", [row, "input_ids"], ["row"])
+        x = b.add("Gather", [b.constant("embed.weight", weight(VOCAB, HIDDEN, 3)), "input_ids"], ["x"])
     for layer, (heads, _, head_dim) in enumerate(variant.layers):
         tables = [b.constant(f"{kind}.{layer}.table", kv_table(variant, layer, kind == "v")) for kind in ("k", "v")]
         key, value = (b.add("Gather", [table, row], [f"{table}.row"]) for table in tables)
+        if variant.pipeline:
+            key = b.add(
+                "Add", [key, b.matmul(f"k.{layer}", embeds, kv_weight(variant, layer, False))], [f"key.{layer}"]
+            )
+            value = b.add(
+                "Add", [value, b.matmul(f"v.{layer}", embeds, kv_weight(variant, layer, True))], [f"val.{layer}"]
+            )
         query = b.matmul(f"q.{layer}", x, weight(HIDDEN, heads * head_dim, layer))
         mixed = weight(heads * head_dim, HIDDEN, 7 + layer)
         if variant.overflow and layer == len(variant.layers) - 1:
@@ -161,6 +188,8 @@ def build(variant: Variant) -> onnx.ModelProto:
     lm_head = weight(HIDDEN, VOCAB, 1)
     if variant.tie:
         lm_head[:, 9] = lm_head[:, 4] = np.abs(lm_head).max(axis=1) * np.sign(lm_head[:, 4] + 0.01)
+    if variant.pipeline:
+        lm_head[:, IMAGE_TOKEN] = lm_head[:, 4]  # a tie with a smaller id: greedy never says the image token
     b.matmul("logits", x, lm_head)
     return model_of(b)
 
@@ -168,6 +197,8 @@ def build(variant: Variant) -> onnx.ModelProto:
 def model_of(b: Builder) -> onnx.ModelProto:
     info, i64 = helper.make_tensor_value_info, TensorProto.INT64
     inputs = [info("input_ids", i64, ["batch", "seq"]), info("attention_mask", i64, ["batch", "total"])]
+    if b.variant.pipeline:
+        inputs[0] = info("inputs_embeds", b.onnx_type, ["batch", "seq", HIDDEN])
     if b.variant.attention == "Attention":
         inputs.pop()
     inputs.append(info("position_ids", i64, ["batch", "seq"]))
@@ -176,9 +207,63 @@ def model_of(b: Builder) -> onnx.ModelProto:
         for kind in ("key", "value"):
             inputs.append(info(f"past_key_values.{layer}.{kind}", b.onnx_type, ["batch", kv_heads, "past", head_dim]))
             outputs.append(info(f"present.{layer}.{kind}", b.onnx_type, ["batch", kv_heads, "total", head_dim]))
+    return finished(b, inputs, outputs)
+
+
+def finished(b: Builder, inputs: list[onnx.ValueInfoProto], outputs: list[onnx.ValueInfoProto]) -> onnx.ModelProto:
     graph = helper.make_graph(b.nodes, b.variant.name, inputs, outputs, b.weights)
     opsets = [helper.make_opsetid("", 23), helper.make_opsetid("com.microsoft", 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10, producer_name="make_fixtures")
+
+
+def embedding_part(variant: Variant) -> onnx.ModelProto:
+    """inputs_embeds [B, T, E]: rows of embed, image tokens replaced by the feature rows in their order."""
+    b, info, i64 = Builder(variant), helper.make_tensor_value_info, TensorProto.INT64
+    inputs = [info("input_ids", i64, ["batch", "seq"])]
+    outputs = [info("inputs_embeds", b.onnx_type, ["batch", "seq", HIDDEN])]
+    table = b.constant("embed.weight", weight(VOCAB, HIDDEN, 3))
+    if variant.pipeline == "embedding":
+        b.add("Gather", [table, "input_ids"], ["inputs_embeds"])
+        return finished(b, inputs, outputs)
+    inputs.append(info("image_features", b.onnx_type, ["rows", HIDDEN]))
+    text = b.add("Gather", [table, "input_ids"], ["text"])
+    b.constant("image_token", np.array(IMAGE_TOKEN), i64)
+    b.constant("axis1", np.array(1), i64)
+    b.constant("axes", np.array([2]), i64)
+    is_image = b.add("Equal", ["input_ids", "image_token"], ["is_image"])
+    marks = b.add("Cast", [is_image], ["marks"], to=i64)
+    place = b.add("Mul", [b.add("CumSum", [marks, "axis1"], ["count"]), marks], ["place"])  # 0 is the row of zeros
+    rows = b.add("Concat", [b.constant("no_row", np.zeros((1, HIDDEN))), "image_features"], ["padded"], axis=0)
+    seen = b.add("Gather", [rows, place], ["seen"])
+    b.add("Where", [b.add("Unsqueeze", [is_image, "axes"], ["mask"]), seen, text], ["inputs_embeds"])
+    return finished(b, inputs, outputs)
+
+
+def vision_part(variant: Variant) -> onnx.ModelProto:
+    """image_features [2, E]: halves of the flat picture times a matrix."""
+    b, info = Builder(variant), helper.make_tensor_value_info
+    pixels = int(np.prod(PIXELS)) // FEATURE_ROWS
+    shape = b.constant("halves", np.array([FEATURE_ROWS, pixels]), TensorProto.INT64)
+    flat = b.add("Reshape", ["pixel_values", shape], ["flat"])
+    b.matmul("image_features", flat, weight(pixels, HIDDEN, 5))
+    inputs = [info("pixel_values", b.onnx_type, list(PIXELS))]
+    return finished(b, inputs, [info("image_features", b.onnx_type, [FEATURE_ROWS, HIDDEN])])
+
+
+def with_parts(variant: Variant, model: dict[str, object]) -> dict[str, object]:
+    """The config of a pipeline, component by component."""
+    features = {"image_features": "image_features"}
+    made = model | {
+        "embedding": {
+            "filename": "embedding.onnx", "outputs": {"inputs_embeds": "inputs_embeds"},
+            "inputs": {"input_ids": "input_ids"} | (features if variant.pipeline == "vision" else {}),
+        },
+    }  # fmt: skip
+    if variant.pipeline == "vision":
+        made["type"] = "gemma3"
+        made["image_token_id"] = IMAGE_TOKEN
+        made["vision"] = {"filename": "vision.onnx", "inputs": {"pixel_values": "pixel_values"}, "outputs": features}
+    return made
 
 
 def config(variant: Variant) -> dict[str, object]:
@@ -200,6 +285,9 @@ def config(variant: Variant) -> dict[str, object]:
         "type": "llama", "vocab_size": VOCAB, "context_length": CONTEXT, "bos_token_id": 1, "eos_token_id": 2,
         "pad_token_id": 0, "decoder": decoder,
     }  # fmt: skip
+    if variant.pipeline:
+        inputs["inputs_embeds"] = inputs.pop("input_ids").replace("input_ids", "inputs_embeds")
+        model = with_parts(variant, model)
     return {"model": model, "search": {"do_sample": False, "max_length": CONTEXT, "past_present_share_buffer": False}}
 
 
@@ -219,6 +307,10 @@ def files() -> dict[Path, bytes]:
         folder = ROOT / variant.name
         model = build(variant)
         made[folder / "model.onnx"] = model.SerializeToString(deterministic=True)
+        if variant.pipeline:
+            made[folder / "embedding.onnx"] = embedding_part(variant).SerializeToString(deterministic=True)
+        if variant.pipeline == "vision":
+            made[folder / "vision.onnx"] = vision_part(variant).SerializeToString(deterministic=True)
         made[folder / "genai_config.json"] = (json.dumps(config(variant), indent=2) + "\n").encode()
         made[folder / "tokenizer.json"] = (json.dumps(tokenizer(), indent=2) + "\n").encode()
     return made

@@ -33,7 +33,7 @@ def script() -> ModuleType:
 
 
 FIXTURES = script()
-CLEAN = [v for v in FIXTURES.VARIANTS if not v.overflow]
+CLEAN = [v for v in FIXTURES.VARIANTS if not v.overflow and not v.pipeline]  # pipelines: test_kv_pipelines.py
 ENGINES = [(v, engine) for v in CLEAN for engine in ("native", "ort") if not (engine == "ort" and v.dtype == "bf16")]
 
 
@@ -54,6 +54,24 @@ def expected(variant) -> list[np.ndarray]:  # type: ignore[no-untyped-def]
                 )
             arrays.append(array)
     return arrays
+
+
+def test_the_arithmetic_that_the_readme_tells() -> None:
+    text = (ROOT / "fixtures" / "README.md").read_text()
+    by_name = {variant.name: variant for variant in FIXTURES.VARIANTS}
+    assert (FIXTURES.VOCAB, FIXTURES.CONTEXT, FIXTURES.HIDDEN) == (17, 32, 13)
+    assert "Vocabulary 17, context 32, hidden size 13" in text
+    assert by_name["kv-f32"].token_elements == 2 * (2 * 8 + 3 * 16) == 128
+    assert by_name["kv-attention"].token_elements == 2 * (2 * 7 + 3 * 5) == 58
+    told = {"kv-f32": 512, "kv-f16": 256, "kv-bf16": 256, "kv-attention": 232, "kv-embedding": 512, "kv-vision": 512}
+    for name, num_bytes in told.items():
+        assert f"`{name}`" in text or name in text
+        variant = by_name[name]
+        assert variant.token_elements * FIXTURES.ONNX_TYPES[variant.dtype][1].itemsize == num_bytes
+        if not variant.pipeline:
+            assert open_runner(name, "native").kv_layout.bytes_per_token == num_bytes
+    missing = [name for name in by_name if name not in text]
+    assert missing == []
 
 
 def test_the_files_are_what_the_script_writes() -> None:
