@@ -147,3 +147,23 @@ def test_options_that_look_at_all_logits_fetch_them(tmp_path: Path, cuda_backend
     assert counters.kernels["top"] == 0
     generate(runner, PROMPT, SamplingOptions(), Limits(3))
     assert counters.kernels["top"] > 0
+
+
+def test_eager_and_captured_loops_are_the_same_over_three_growths(
+    graph: Graph, cuda_backend: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """16, 32, 64, 128: the device advances its own length, growth writes it anew; the CPU's tokens all the way."""
+    monkeypatch.setattr("genai_cli.backends.cuda.FIRST_CAPACITY", 16)
+    wanted = generate(NativeRunner(graph, CpuBackend(threads=1)), PROMPT, SamplingOptions(), Limits(70)).token_ids
+    seen = []
+    for capture in (False, True):
+        runner = NativeRunner(graph, cuda_backend(capture=capture))
+        made = generate(runner, PROMPT, SamplingOptions(), Limits(70))
+        rows = b"".join(np.ascontiguousarray(part).tobytes() for part in runner.kv_rows(0, runner.length))
+        seen.append((made.token_ids, rows))
+        captures = runner._backend.captures
+        assert captures.declined == []
+        assert captures.invalidations == 3
+        assert (captures.captures, captures.eager_replays) == ((4, 0) if capture else (0, 68))
+    assert seen[0] == seen[1]
+    assert seen[1][0] == wanted
