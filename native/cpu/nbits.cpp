@@ -305,36 +305,32 @@ void int_panel(const Problem& p, const IntRows& rows, int64_t panel) {
   }
 }
 
-Step int_step(Problem p) {
-  return [p = std::move(p)](Context& context) {
-    const PackedWeights& w = *p.w;
-    int64_t blocks = p.m * w.num_blocks, levels = (blocks * w.block_size + 63) / 64 * 64;
-    auto* memory = scratch<char, IntRowsTag>(levels + blocks * 8);
-    IntRows rows{reinterpret_cast<int8_t*>(memory), reinterpret_cast<float*>(memory + levels),
-                 reinterpret_cast<int32_t*>(memory + levels + blocks * 4)};
-    const float* a = float_rows(p);
-    int64_t grain = std::max<int64_t>(1, 16384 / std::max<int64_t>(1, w.k));
-    context.pool.parallel_for(p.m, grain, [&](int64_t begin, int64_t end, int) {
-      for (int64_t row = begin; row < end; ++row) quantize_row(w, a + row * w.k, row, p.m, rows);
-    });
-    context.pool.parallel_for(panels_of(p), grain_of(p), [&](int64_t begin, int64_t end, int) {
-      for (int64_t panel = begin; panel < end; ++panel) int_panel(p, rows, panel);
-    });
-  };
+void run_int(const Problem& p, ThreadPool& pool) {
+  const PackedWeights& w = *p.w;
+  int64_t blocks = p.m * w.num_blocks, levels = (blocks * w.block_size + 63) / 64 * 64;
+  auto* memory = scratch<char, IntRowsTag>(levels + blocks * 8);
+  IntRows rows{reinterpret_cast<int8_t*>(memory), reinterpret_cast<float*>(memory + levels),
+               reinterpret_cast<int32_t*>(memory + levels + blocks * 4)};
+  const float* a = float_rows(p);
+  int64_t grain = std::max<int64_t>(1, 16384 / std::max<int64_t>(1, w.k));
+  pool.parallel_for(p.m, grain, [&](int64_t begin, int64_t end, int) {
+    for (int64_t row = begin; row < end; ++row) quantize_row(w, a + row * w.k, row, p.m, rows);
+  });
+  pool.parallel_for(panels_of(p), grain_of(p), [&](int64_t begin, int64_t end, int) {
+    for (int64_t panel = begin; panel < end; ++panel) int_panel(p, rows, panel);
+  });
 }
 
-Step float_step(Problem p) {
-  return [p = std::move(p)](Context& context) {
-    const float* a = float_rows(p);
-    context.pool.parallel_for(panels_of(p), grain_of(p), [&](int64_t begin, int64_t end, int) {
-      float* block = scratch<float, WideTag>(p.w->block_size * 16);
-      float* sums = scratch<float, SumsTag>(p.m * 16);
-      for (int64_t panel = begin; panel < end; ++panel) {
-        panel_float(*p.w, a, p.m, panel, block, sums);
-        for (int64_t row = 0; row < p.m; ++row) write_panel(p, panel, row, sums + row * 16);
-      }
-    });
-  };
+void run_float(const Problem& p, ThreadPool& pool) {
+  const float* a = float_rows(p);
+  pool.parallel_for(panels_of(p), grain_of(p), [&](int64_t begin, int64_t end, int) {
+    float* block = scratch<float, WideTag>(p.w->block_size * 16);
+    float* sums = scratch<float, SumsTag>(p.m * 16);
+    for (int64_t panel = begin; panel < end; ++panel) {
+      panel_float(*p.w, a, p.m, panel, block, sums);
+      for (int64_t row = 0; row < p.m; ++row) write_panel(p, panel, row, sums + row * 16);
+    }
+  });
 }
 
 void check_sizes(const Args& args, int64_t n, int64_t k, int64_t bits, int64_t block_size) {
@@ -380,10 +376,9 @@ Step matmul_nbits(const Args& args) {
   if (p.y.size() != p.m * n) refuse("MatMulNBits: the output is " + describe(p.y) + ", wanted M * N elements");
   Tensor zeros = optional_input(args, 3);
   p.w = packed(args.in[1], args.in[2], zeros, n, k, bits, block_size);
-  if (level != 4) return float_step(std::move(p));
-  if (zeros && zeros.dtype != DType::u8)
+  if (level == 4 && zeros && zeros.dtype != DType::u8)
     refuse("MatMulNBits: accuracy_level 4 with float zero points is not supported");
-  return int_step(std::move(p));
+  return [p = std::move(p), run = level == 4 ? run_int : run_float](Context& context) { run(p, context.pool); };
 }
 
 GENAI_KERNEL("MatMulNBits", matmul_nbits);
@@ -434,4 +429,16 @@ Step gather_block_quantized(const Args& args) {
 GENAI_KERNEL("GatherBlockQuantized", gather_block_quantized);
 
 }  // namespace
+
+void multiply_rows(ThreadPool& pool, const std::shared_ptr<const PackedWeights>& weights, const float* rows, int64_t m,
+                   bool int8, float* y) {
+  Problem p;
+  p.w = weights;
+  p.a = {const_cast<float*>(rows), DType::f32, {m, weights->k}};
+  p.y = {y, DType::f32, {m, weights->n}};
+  p.m = m;
+  p.plain = true;
+  int8 ? run_int(p, pool) : run_float(p, pool);
+}
+
 }  // namespace genai::GENAI_ISA

@@ -7,6 +7,7 @@
 
 #include "cpu/check.h"
 #include "huge.h"
+#include "threads.h"
 
 namespace genai::GENAI_ISA {
 
@@ -34,5 +35,10 @@ struct PackedWeights {
 // Packs once per source: steps over the same bytes (prefill and decode, shared embeddings) get the same copy.
 std::shared_ptr<const PackedWeights> packed(const Tensor& levels, const Tensor& scales, const Tensor& zero_points,
                                             int64_t n, int64_t k, int64_t bits, int64_t block_size);
+
+// y [m, n] = rows [m, k] times the weights, with the sums of MatMulNBits; int8: rows are rounded as at
+// accuracy_level 4.
+void multiply_rows(ThreadPool& pool, const std::shared_ptr<const PackedWeights>& weights, const float* rows, int64_t m,
+                   bool int8, float* y);
 
 }  // namespace genai::GENAI_ISA
