@@ -10,6 +10,8 @@ import numpy as np
 
 from genai_cli.errors import GenaiError
 
+MAX_SEED = 2**63 - 1  # the generator takes words of 64 bits
+
 
 @dataclass(frozen=True)
 class SamplingOptions:
@@ -28,11 +30,11 @@ class SamplingOptions:
     def __post_init__(self) -> None:
         for name, low, high in (
             ("temperature", 0.0, np.inf), ("top_k", 0, np.inf), ("top_p", 0.0, 1.0), ("min_p", 0.0, 1.0),
-            ("no_repeat_ngram", 0, np.inf), ("min_new_tokens", 0, np.inf), ("seed", 0, np.inf),
+            ("no_repeat_ngram", 0, np.inf), ("min_new_tokens", 0, np.inf), ("seed", 0, MAX_SEED),
         ):  # fmt: skip
             value = getattr(self, name)
             if not low <= value <= high:
-                raise GenaiError(f"--{name.replace('_', '-')} is {value}; wanted {low:g} to {high:g}")
+                raise GenaiError(f"--{name.replace('_', '-')} is {value}; wanted {low} to {high}")
         if not self.repetition_penalty > 0:
             raise GenaiError(f"--repetition-penalty is {self.repetition_penalty}; wanted more than 0")
 

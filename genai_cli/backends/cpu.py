@@ -18,6 +18,7 @@ from genai_cli.backends.base import KvSequence, KvSlot, Tensor
 from genai_cli.errors import GenaiError
 
 ALIGNMENT = 64  # bytes: one cache line, one AVX-512 register
+MAX_THREADS = 1024  # of a pool (native/threads.cpp)
 FIRST_CAPACITY = 256  # tokens; buffers double from here
 
 _REPACKS = frozenset({"MatMulNBits"})  # kernels that read a copy of their weights, made once in an order of their own
@@ -226,8 +227,8 @@ class CpuBackend:
                 f"instruction set `{isa}` was asked for, found " + ", ".join(f"`{i}`" for i in supported),
                 hint="unset GENAI_ISA",
             )
-        if threads is not None and threads < 1:
-            raise GenaiError(f"`{threads}` threads were asked for, wanted at least 1")
+        if threads is not None and not 1 <= threads <= MAX_THREADS:
+            raise GenaiError(f"`{threads}` threads were asked for, wanted 1 to {MAX_THREADS}")
         self.isa: str = isa or supported[-1]
         self.threads = threads or num_cores()
         self.description = f"cpu:{self.isa}"

@@ -17,13 +17,15 @@ if TYPE_CHECKING:
     from genai_cli.checks.target import Place
 
 ModelArg = Annotated[Path, typer.Argument(help="A model folder, or an .onnx file.", show_default=False)]
-ThreadsOpt = Annotated[int | None, typer.Option(help="Threads; default: all cores.", show_default=False)]
+ThreadsOpt = Annotated[
+    int | None, typer.Option(min=1, max=1024, help="Threads; default: all cores.", show_default=False)
+]
 DeviceOpt = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
 JsonOpt = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 QuietOpt = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, tables or warnings on stderr.")]
 PromptOpt = Annotated[str | None, typer.Option("--prompt", help="The prompt.", show_default=False)]
 IdsOpt = Annotated[str | None, typer.Option("--prompt-ids", help="Token ids, 1,2,3.", show_default=False)]
-PageOpt = Annotated[int, typer.Option(help="Tokens of a KV page.")]
+PageOpt = Annotated[int, typer.Option(min=1, help="Tokens of a KV page.")]
 JunitOpt = Annotated[Path | None, typer.Option(help="Write JUnit XML here.", show_default=False)]
 MarkdownOpt = Annotated[Path | None, typer.Option("--md", help="Write Markdown here.", show_default=False)]
 
