@@ -110,6 +110,10 @@ USAGE = {
     "top-p": (["generate", LLAMA, "hi", "--top-p", "7"], "--top-p is 7"),
     "resume without out": (["generate", LLAMA, "hi", "--resume"], "belong to a batch"),
     "no cuda": (["generate", LLAMA, "hi", "--device", "cuda"], "cuda"),
+    "seed of more than 64 bits": (["generate", LLAMA, "hi", "--seed", "9" * 20], "wanted 0 to 9223372036854775807"),
+    "threads by the million": (["generate", LLAMA, "hi", "--threads", "1000000"], "'--threads'"),
+    "pages of no token": (["mirror-check", LLAMA, "--page-size", "0"], "'--page-size'"),
+    "rows without a batch": (["generate", LLAMA, "hi", "--batch-size", "2"], "belong to a batch"),
     "no cuda for ort": (
         ["generate", LLAMA, "hi", "--device", "cuda", "--backend", "ort"],
         "it lacks the NVIDIA driver",
@@ -260,7 +264,9 @@ def test_help_and_version_load_nothing_heavy() -> None:
 
 
 def test_an_internal_error_is_70() -> None:
-    code = "import sys\nfrom genai_cli.cli import app, main\napp.Console.data = None\nsys.argv[1:] = ['--version']\nmain()"
+    code = (
+        "import sys\nfrom genai_cli.cli import app, main\napp.Console.data = None\nsys.argv[1:] = ['--version']\nmain()"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=30, check=False)
     assert done.returncode == 70
     assert b"internal error" in done.stderr
