@@ -118,16 +118,17 @@ def test_what_lies_behind_the_valid_tokens_is_never_read(dirt: float) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_pages_return_after_many_requests_and_many_failures(engine: str) -> None:
-    """Through the real runner: 60 requests end, 40 are interrupted; only what is cached is held, and evicting frees it."""
+    """Through the real runner: native ends 2,000 requests and breaks off 500, ORT 80 and 20; only what is cached is held,
+    and evicting frees it."""
     runner = _open("kv-f32", engine)
     kv = PagedKv(runner.kv_layout, PAGE, 48)
 
     def interrupt(token: int) -> bool:
         raise KeyboardInterrupt
 
-    for number in range(100):
+    for number in range(2500 if engine == "native" else 100):
         prompt = tuple((number * 7 + 3 * index) % 17 for index in range(1 + number % 13))
-        if number % 5 < 2:
+        if number % 5 == 2:
             with pytest.raises(KeyboardInterrupt):
                 generate(runner, prompt, GREEDY, Limits(4, None, True), kv=kv, on_token=interrupt)
         else:

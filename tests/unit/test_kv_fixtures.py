@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from pathlib import Path
 from types import ModuleType
 
@@ -11,6 +12,9 @@ import numpy as np
 import pytest
 
 from genai_cli.backends.cpu import CpuBackend
+from genai_cli.checks.mirror import MirrorSettings, mirror_check
+from genai_cli.checks.target import Place, open_target
+from genai_cli.errors import ExitCode
 from genai_cli.graph.loader import load_graph
 from genai_cli.runners.base import Runner
 from genai_cli.runners.native import NativeRunner
@@ -146,3 +150,20 @@ def test_equal_rows_tie_exactly(engine: str) -> None:
 
 def test_overflow_is_not_finite() -> None:
     assert not np.isfinite(open_runner("kv-overflow", "native").step(IDS)).all()
+
+
+def test_a_blind_fixture_is_refused_with_exit_5(tmp_path: Path) -> None:
+    """Attention that does not reach the logits: every byte is right, and nothing could have shown that it is not."""
+    folder = tmp_path / "blind"
+    shutil.copytree(ROOT / "fixtures" / "kv-f32", folder)
+    model = FIXTURES.build(next(v for v in CLEAN if v.name == "kv-f32"))
+    for weight in model.graph.initializer:
+        if weight.name.startswith("o."):
+            weight.raw_data = bytes(len(weight.raw_data))
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    target = open_target(folder, Place(1, lambda: CpuBackend(threads=1), "cpu"))
+    report = mirror_check(target, IDS.tolist(), MirrorSettings(page_size=3), lambda text: None)
+    assert (report.exit_code, report.verdict) == (ExitCode.UNPROVEN, "UNPROVEN")
+    assert report.exit_code == 5
+    assert "liveness" in report.reason
+    assert [side.check.id for side in report.outcomes if not side.check.ok] == ["liveness", "liveness"]
