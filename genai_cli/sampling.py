@@ -10,6 +10,7 @@ import numpy as np
 
 from genai_cli.errors import GenaiError
 
+HEAD = 1024  # candidates that are sorted first; the others only when they matter
 MAX_SEED = 2**63 - 1  # the generator takes words of 64 bits
 
 
@@ -97,7 +98,7 @@ def sample(
     row = adjusted(logits, options, history, num_new, eos_ids)
     if options.is_greedy:
         return int(row.argmax())
-    return _drawn(*candidates(row, options), options, len(history))
+    return _drawn(*(_head(row, options, len(history)) or candidates(row, options)), options, len(history))
 
 
 def enough(options: SamplingOptions) -> int:
@@ -116,10 +117,34 @@ def sample_top(ids: np.ndarray, values: np.ndarray, options: SamplingOptions, po
     return _drawn(*_weighed(ids, values, options), options, position)
 
 
+def _draw(options: SamplingOptions, position: int) -> float:
+    """Uniform in [0, 1): one of its own for every seed and position."""
+    return float(np.random.Generator(np.random.Philox(key=[options.seed, position])).random())
+
+
 def _drawn(kept: np.ndarray, probabilities: np.ndarray, options: SamplingOptions, position: int) -> int:
-    draw = np.random.Generator(np.random.Philox(key=[options.seed, position])).random()
-    index = int(np.searchsorted(np.cumsum(probabilities), draw * probabilities.sum(), side="right"))
+    target = _draw(options, position) * probabilities.sum()
+    index = int(np.searchsorted(np.cumsum(probabilities), target, side="right"))
     return int(kept[min(index, len(kept) - 1)])
+
+
+def _head(row: np.ndarray, options: SamplingOptions, position: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """`candidates`, when the most probable ones decide: top-p or min-p ends among them, or the draw falls on one of them
+    (then the rest is one last candidate). Sorting a whole vocabulary costs more than a decode step. None: sort it."""
+    if options.top_k or row.size <= 4 * HEAD:
+        return None
+    weights = np.exp((row.astype(np.float64) - float(row.max())) / options.temperature)
+    kept = np.flatnonzero(row >= np.partition(row, row.size - HEAD)[row.size - HEAD])  # with all ties of the last
+    kept = kept[np.argsort(-row[kept], kind="stable")]
+    probabilities = weights[kept] / weights.sum()
+    if probabilities.sum() >= options.top_p or (
+        options.min_p > 0 and probabilities[-1] < options.min_p * probabilities[0]
+    ):
+        return _cut(kept, probabilities, options)
+    if options.top_p == 1.0 and options.min_p == 0 and _draw(options, position) < probabilities.sum() * (1 - 1e-12):
+        rest = 1.0 - probabilities.sum()
+        return np.append(kept, kept[-1]), np.append(probabilities, rest)
+    return None
 
 
 def candidates(row: np.ndarray, options: SamplingOptions) -> tuple[np.ndarray, np.ndarray]:
@@ -137,7 +162,11 @@ def _weighed(kept: np.ndarray, values: np.ndarray, options: SamplingOptions) -> 
     """What top-k left, best first, after temperature, top-p and min-p."""
     scaled = values.astype(np.float64) / options.temperature
     probabilities = np.exp(scaled - scaled[0])
-    probabilities /= probabilities.sum()
+    return _cut(kept, probabilities / probabilities.sum(), options)
+
+
+def _cut(kept: np.ndarray, probabilities: np.ndarray, options: SamplingOptions) -> tuple[np.ndarray, np.ndarray]:
+    """What top-p and min-p leave of candidates, best first."""
     first = kept[:1]
     if options.top_p < 1.0:  # the smallest set whose mass reaches top_p: at least one token
         before = np.cumsum(probabilities) - probabilities

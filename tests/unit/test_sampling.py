@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from genai_cli import sampling
 from genai_cli.errors import GenaiError
 from genai_cli.sampling import SamplingOptions, adjusted, candidates, logprobs, sample
 
@@ -111,3 +112,22 @@ def test_the_best_token_is_always_a_candidate(values: list[float], top_k: int, t
     assert int(row.argmax()) in kept.tolist()
     assert len(kept) == len(probabilities) > 0
     assert not top_k or len(kept) <= top_k
+
+
+@pytest.mark.parametrize("spread", [0.1, 3.0, 8.0])
+@pytest.mark.parametrize(
+    "wanted",
+    [{}, {"top_p": 0.9}, {"top_p": 0.0}, {"min_p": 0.05}, {"min_p": 0.5, "top_p": 0.95}, {"temperature": 0.3}],
+    ids=str,
+)
+def test_sorting_only_the_head_draws_what_sorting_all_draws(spread: float, wanted: dict[str, float]) -> None:
+    """The head decides most draws; flat logits and ties need the whole order. Every draw is the same."""
+    rng, used = np.random.default_rng(0), 0
+    for seed in range(12):
+        logits = (rng.standard_normal(6000) * spread).astype(np.float32)
+        logits = np.round(logits * 4) / 4 if seed % 3 == 0 else logits
+        options = SamplingOptions(greedy=False, seed=seed, **wanted)  # type: ignore[arg-type]
+        used += sampling._head(logits, options, 5) is not None
+        everything = sampling._drawn(*candidates(logits, options), options, 5)
+        assert sample(logits, options, [0] * 5, 0) == everything
+    assert used > 0 or spread < 1
