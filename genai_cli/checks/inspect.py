@@ -216,8 +216,8 @@ def _gates(loaded: LoadedDecoder) -> Iterator[GateInfo]:
         yield GateInfo("paged KV", engine, gate.supported, gate.reason)
         if loaded.io.inputs_embeds:
             yield GateInfo(
-                "prefix reuse by token ids", engine, False,
-                "the decoder reads embeddings: equal ids may stand for different pictures",
+                "prefix reuse", engine, gate.supported,
+                "by token ids and the content of the pictures: equal ids may stand for different ones",
             )  # fmt: skip
     with suppress(GenaiError):  # what native cannot run is told elsewhere
         gate = rows_gate(make_plan(loaded.graph, loaded.io, loaded.context_len, "cpu", _embed_width(loaded)))
