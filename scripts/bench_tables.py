@@ -21,6 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "build" / "bench"
 PAGE = ROOT / "docs" / "performance.md"
+CROWDED = 0.2  # share of the CPU; what was measured beside more is not shown
 PEER = "onnxruntime-genai"
 BOTH = ("--vs", "ort", "--vs", PEER)
 Report = dict[str, Any]
@@ -70,9 +71,10 @@ def measure(run: Run) -> None:
 
 
 def load(name: str) -> Report | None:
-    """A kept report."""
+    """A kept report; none of a machine that others used for more than CROWDED."""
     path = REPORTS / f"{name}.json"
-    return json.loads(path.read_text()) if path.exists() else None
+    report: Report | None = json.loads(path.read_text()) if path.exists() else None
+    return None if report is None or (report.get("others_cpu") or 0) > CROWDED else report
 
 
 # -- tables ----------------------------------------------------------------------------------------------------------------

@@ -69,6 +69,11 @@ def test_what_forbids_a_ratio_is_on_the_page(reports):
     assert "x : n/a, no such op." in made
 
 
+def test_what_was_measured_in_a_crowd_is_not_shown(reports):
+    reports("int4", bench(others_cpu=0.3))
+    assert "kept" in bench_tables.render("<!-- bench:int4 -->\nkept\n<!-- /bench -->")
+
+
 def test_targets_are_judged_by_the_reports(reports):
     reports("int4", bench())
     rows = {line.split(" | ")[0].strip("| "): line for line in bench_tables.targets().splitlines()}
