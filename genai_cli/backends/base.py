@@ -120,6 +120,15 @@ class DeviceBackend(Backend, Protocol):
         ...
 
 
+@runtime_checkable
+class PatientBackend(Backend, Protocol):
+    """A backend that does more for who runs long."""
+
+    def runs_long(self) -> bool:
+        """This process makes many steps. True when recordings must be made again."""
+        ...
+
+
 class KvSequence(Protocol):
     """What a backend holds of one sequence: its own memory for every slot."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import time
 import weakref
@@ -15,13 +14,11 @@ import numpy as np
 
 import genai_cli._native as _native
 from genai_cli.backends.base import KvSequence, KvSlot, Tensor
+from genai_cli.backends.cpu_weights import ALIGNMENT, REPACKS, STREAMS, HugeWeights, aligned, leave_pages
 from genai_cli.errors import GenaiError
 
-ALIGNMENT = 64  # bytes: one cache line, one AVX-512 register
 MAX_THREADS = 1024  # of a pool (native/threads.cpp)
 FIRST_CAPACITY = 256  # tokens; buffers double from here
-
-_REPACKS = frozenset({"MatMulNBits"})  # kernels that read a copy of their weights, made once in an order of their own
 
 Native = tuple[int, str, tuple[int, ...]]
 
@@ -33,13 +30,6 @@ def _told() -> Iterator[None]:
         yield
     except (ValueError, IndexError, RuntimeError) as error:
         raise GenaiError(f"native kernel: {error}") from error
-
-
-def _aligned(nbytes: int) -> np.ndarray:
-    """Uninitialised bytes [nbytes], aligned for vector loads; never at address 0, even when empty."""
-    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + nbytes]
 
 
 def _native_of(tensor: Tensor | None) -> Native | None:
@@ -101,21 +91,6 @@ def copy_rows(to: np.ndarray, source: np.ndarray) -> None:
     )  # fmt: skip
 
 
-def _leave_pages(tensor: Tensor | None) -> None:
-    """Give back the memory of weights that lie in a mapped file and were repacked; whoever reads them again gets them
-    from the file. (Only a mapping of a file may be told so: other memory would lose its values.)"""
-    array = tensor.owner if tensor is not None else None
-    base = array
-    while isinstance(base, np.ndarray | memoryview):
-        base = base.base if isinstance(base, np.ndarray) else base.obj
-    if not isinstance(array, np.ndarray) or not isinstance(base, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
-        return
-    begin = array.ctypes.data - np.frombuffer(base, np.uint8).ctypes.data
-    first, last = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, (begin + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    if first < last:
-        base.madvise(mmap.MADV_DONTNEED, first, last - first)
-
-
 @dataclass(frozen=True)
 class Step:
     """What a recorded kernel call works on; a host step has the kernel `host` and nothing else."""
@@ -141,8 +116,8 @@ class Span:
 class CpuRecording:
     """Native steps in order, with host steps between them: (first, last) ranges of the program, or callables."""
 
-    def __init__(self, program: _native.Program) -> None:
-        self._program = program
+    def __init__(self, program: _native.Program, weights: HugeWeights) -> None:
+        self._program, self._weights = program, weights
         self._steps: list[Step] = []
         self._host_spans: list[Span] = []
         self._profiling = False
@@ -152,15 +127,17 @@ class CpuRecording:
         self, kernel: str, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None], attrs: dict[str, Any]
     ) -> None:
         """Check, run and record one kernel call."""
+        if kernel in STREAMS and len(inputs) > 1 and inputs[1] is not None:
+            self._weights.move(inputs[1])
         with _told():
             native_in, native_out = [_native_of(t) for t in inputs], [_native_of(t) for t in outputs]
             step = self._program.add(kernel, native_in, native_out, attrs)
             # buffers live as long as the steps that hold their addresses
             self._steps.append(Step(kernel, tuple(inputs), tuple(outputs), attrs))
             self._program.run(step, step + 1)
-        if kernel in _REPACKS:
+        if kernel in REPACKS:
             for tensor in inputs[1:]:
-                _leave_pages(tensor)
+                leave_pages(tensor)
         last = self._segments[-1] if self._segments else None
         if isinstance(last, tuple):
             self._segments[-1] = (last[0], step + 1)
@@ -234,6 +211,7 @@ class CpuBackend:
         self.description = f"cpu:{self.isa}"
         self._pool = _native.ThreadPool(self.threads)
         self._state = _native.State()
+        self._weights = HugeWeights()
         self._slots: list[CpuKvSlot] = []
         self._sequence = CpuSequence(self._state.now, [])
         self._recordings: weakref.WeakSet[CpuRecording] = weakref.WeakSet()
@@ -246,7 +224,7 @@ class CpuBackend:
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Tensor:
         """Uninitialised, 64-byte aligned."""
         tensor = Tensor(0, tuple(shape), np.dtype(dtype))
-        tensor.owner = memory = _aligned(tensor.nbytes)
+        tensor.owner = memory = aligned(tensor.nbytes)
         tensor.address = memory.ctypes.data
         return tensor
 
@@ -282,12 +260,17 @@ class CpuBackend:
 
     def record(self) -> CpuRecording:
         """A new recording, on this backend's threads and state."""
-        made = CpuRecording(_native.Program(self.isa, self._pool, self._state))
+        made = CpuRecording(_native.Program(self.isa, self._pool, self._state), self._weights)
         self._recordings.add(made)
         if self._profiled is not None:
             made.profile(True)
             self._profiled.append(made)
         return made
+
+    def runs_long(self) -> bool:
+        """This process makes many steps: weights may be moved for it. True when recordings must be made again."""
+        fresh, self._weights.wanted = not self._weights.wanted, True
+        return fresh
 
     def profile(self, on: bool) -> None:
         """Time every step of every recording from now on, those to come included; older spans are dropped."""
@@ -403,14 +386,14 @@ class CpuBackend:
 
 def _kv_buffer(num_heads: int, capacity: int, head_dim: int, dtype: np.dtype) -> np.ndarray:
     nbytes = num_heads * capacity * head_dim * dtype.itemsize
-    return _aligned(nbytes).view(dtype).reshape(num_heads, capacity, head_dim)
+    return aligned(nbytes).view(dtype).reshape(num_heads, capacity, head_dim)
 
 
 def _kv_buffers(slots: Sequence[CpuKvSlot], capacity: int) -> list[np.ndarray]:
     """Buffers of all slots in one block: numpy asks for huge pages from 4 MiB on, and a step reads every slot."""
     sizes = [slot.num_heads * capacity * slot.head_dim * slot.dtype.itemsize for slot in slots]
     ends = np.cumsum([-(-size // ALIGNMENT) * ALIGNMENT for size in sizes])
-    block = _aligned(int(ends[-1]))
+    block = aligned(int(ends[-1]))
     starts = [0, *ends[:-1].tolist()]
     return [
         block[start : start + size].view(slot.dtype).reshape(slot.num_heads, capacity, slot.head_dim)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from genai_cli.backends.base import Backend, DeviceBackend, KvSequence, Recording, RowsBackend, Tensor
+from genai_cli.backends.base import Backend, DeviceBackend, KvSequence, PatientBackend, Recording, RowsBackend, Tensor
 from genai_cli.engine.arena import Arena
 from genai_cli.engine.feeds import cached_inputs, dynamic, known_inputs, step_inputs
 from genai_cli.engine.plan import Plan
@@ -16,6 +16,7 @@ from genai_cli.engine.trace import Constants, StaleRecording, Tracer
 from genai_cli.engine.values import Cached, Dynamic, Static, Value
 from genai_cli.errors import GenaiError
 
+LONG_RUN = 64  # replayed steps after which a process is taken for one that runs long
 KEPT_RECORDINGS = 8  # prefill lengths come and go; T = 1 is used at every token and stays by itself
 TOP = "+top"  # in a step's kind, before the number of largest logits
 Key = tuple[int, str, tuple[bool, ...]]  # T, kind of step, branches taken
@@ -201,7 +202,14 @@ class Engine:
             del self._recordings[key]
             return None
         self.counters.replayed += 1
+        self._settle()
         return recorded
+
+    def _settle(self) -> None:
+        """After many steps the backend may lay weights out anew; steps recorded before hold the old addresses."""
+        if self.counters.replayed == LONG_RUN and isinstance(self.backend, PatientBackend) and self.backend.runs_long():
+            self.counters.invalidated += len(self._recordings)
+            self._recordings.clear()
 
     def _record(self, key: Key, fed: Fed) -> Recorded:
         num_new, kind, _ = key

@@ -206,7 +206,7 @@ def test_growth_without_memory_changes_nothing(monkeypatch: pytest.MonkeyPatch) 
     def fails(nbytes: int) -> np.ndarray:
         raise MemoryError(nbytes)
 
-    monkeypatch.setattr(cpu, "_aligned", fails)
+    monkeypatch.setattr(cpu, "aligned", fails)
     with pytest.raises(GenaiError, match="no memory for the KV of `512` tokens"):
         on.reserve(300)
     assert all(slot.buffer is old for slot, old in zip(slots, before, strict=True))
