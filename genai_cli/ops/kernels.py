@@ -42,6 +42,7 @@ BOOL: Kinds = frozenset((np.dtype(np.bool_),))
 INT64 = np.dtype(np.int64)
 ALL: Kinds = frozenset(ONNX_DTYPES.values()) - SMALL_FLOAT - SMALL_INT
 INDICES: Kinds = frozenset((np.dtype(np.int32), INT64))
+BYTES: Kinds = frozenset((np.dtype(np.uint8),))
 NUMBERS: Kinds = ALL - BOOL - {np.dtype(np.uint64)}
 
 
@@ -247,11 +248,12 @@ rule(
 )
 
 rule(
-    "cpu", "MatMulNBits", kinds(FLOATS, 0, 2, 5), kinds(FLOATS | {np.dtype(np.uint8)}, 3), known(1, 2, 3), missing(4),
+    "cpu", "MatMulNBits", kinds(FLOATS, 0, 2, 5), kinds(BYTES, 1), kinds(FLOATS | BYTES, 3), known(1, 2, 3), missing(4),
     only("bits", 4, 8), only("weight_prepacked", 0), packed_blocks, domain=MS,
 )  # fmt: skip
 rule(
-    "cpu", "GatherBlockQuantized", kinds(FLOATS, 2), kinds(INDICES, 1), only("bits", 4, 8), rows_of_bytes, domain=MS,
+    "cpu", "GatherBlockQuantized", kinds(FLOATS, 2), kinds(INDICES, 1), kinds(BYTES, 3), only("bits", 4, 8),
+    rows_of_bytes, domain=MS,
 )  # fmt: skip
 
 # attention
@@ -280,40 +282,27 @@ for home in ("", MS):
     rule("cpu", "LinearAttention", FLOAT, only("state_window", 0), domain=home)
 
 
-# matrix products
-def plain_table(inputs: Inputs, attrs: Attrs) -> str | None:
-    """Rows of a matrix, quantized along them."""
-    if len(shape(inputs[0])) != 2 or attrs.get("gather_axis", 0) != 0 or attrs.get("quantize_axis", 1) != 1:
-        return "only rows of a matrix that is quantized along them"
+# mixtures of experts
+def expert_blocks(inputs: Inputs, attrs: Attrs) -> str | None:
+    """QMoE weights are repacked while recording, in whole blocks (a row is one where no size is given)."""
+    default = attrs.get("expert_weight_bits", 4)
+    for name, weights in zip(("fc1", "fc2", "fc3"), (optional(inputs, i) for i in (2, 5, 8)), strict=True):
+        bits = attrs.get(f"{name}_expert_weight_bits", 0) or default
+        if weights is None:
+            continue
+        if bits not in (4, 8):
+            return f"{name} of {bits} bits, the kernel has 4 and 8"
+        columns = shape(weights)[-1] * 8 // bits
+        block = attrs.get("block_size", 0) or columns
+        if block < 16 or block % 16 or columns % block:
+            return f"{name} in blocks of {block} of {columns} columns"
     return None
 
 
-def level_zeros(inputs: Inputs, attrs: Attrs) -> str | None:
-    """With int8 activations zero points are levels, not floats."""
-    zeros = optional(inputs, 3)
-    if attrs.get("accuracy_level", 0) == 4 and zeros is not None and dtype(zeros) != UINT8:
-        return "float zero points with int8 activations"
-    return None
-
-
-UINT8 = np.dtype(np.uint8)
-rule("cpu", "MatMul", FLOAT)
-rule("cpu", "Gemm", FLOAT)
+ACTIVATION = only("activation_type", "relu", "gelu", "silu", "identity", "swiglu")
+rule("cpu", "MoE", FLOAT, ACTIVATION, only("use_sparse_mixer", 0), domain=MS)
 rule(
-    "cpu",
-    "FusedMatMul",
-    FLOAT,
-    only("transBatchA", 0),
-    only("transBatchB", 0),
-    only("transA", 0),
-    domain=MS,
-    kernel="MatMul",
-)
-rule(
-    "cpu", "MatMulNBits", kinds(FLOATS, 0, 2, 5), kinds(frozenset((UINT8,)), 1), kinds(FLOATS | {UINT8}, 3), missing(4),
-    only("bits", 4, 8), only("block_size", 16, 32, 64, 128, 256), only("weight_prepacked", 0), level_zeros, domain=MS,
-)  # fmt: skip
-rule(
-    "cpu", "GatherBlockQuantized", kinds(frozenset((UINT8,)), 0), kinds(INDICES, 1), kinds(FLOATS, 2),
-    kinds(frozenset((UINT8,)), 3), only("bits", 4, 8), plain_table, domain=MS,
+    "cpu", "QMoE", kinds(FLOATS, 0, 1, 3, 4, 6, 7, 9, 10, 14), kinds(BYTES, 2, 5, 8, 11, 12, 13), ACTIVATION,
+    known(2, 3, 5, 6, 8, 9, 11, 12, 13), only("quant_type", "int"), only("use_sparse_mixer", 0),
+    only("weights_prepacked", -1, 0), expert_blocks, domain=MS,
 )  # fmt: skip
