@@ -220,11 +220,18 @@ def test_an_interrupted_batch_resumes_past_a_torn_line(tmp_path: Path) -> None:
     assert b"3 prompts answered, 2 already there" in done.stderr
 
 
+def hear_interrupts() -> None:
+    """Whoever runs the tests in the background has interrupts ignored, which children inherit."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_control_c_is_130_and_keeps_finished_records(tmp_path: Path) -> None:
     file, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     file.write_bytes(lines(*({"prompt_ids": [5, 6, 7], "max_new_tokens": 400, "ignore_eos": True} for _ in range(500))))
     process = subprocess.Popen(
-        [*GENAI, "generate", str(LLAMA), "--prompts", str(file), "--out", str(out)], stderr=subprocess.PIPE
+        [*GENAI, "generate", str(LLAMA), "--prompts", str(file), "--out", str(out)],
+        stderr=subprocess.PIPE,
+        preexec_fn=hear_interrupts,
     )
     partial = tmp_path / "out.jsonl.partial"
     deadline = time.monotonic() + 60
