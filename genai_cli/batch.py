@@ -70,6 +70,24 @@ def _line(number: int, raw: bytes) -> Line:
     return Line(number, str(fields.get("id", number)), fields, _mistake(fields))
 
 
+_WHOLE = ("max_new_tokens", "max_length", "min_new_tokens", "top_k", "no_repeat_ngram", "seed", "logprobs")
+_REAL = ("temperature", "top_p", "min_p", "repetition_penalty")
+_FLAGS = ("raw", "greedy", "ignore_eos")
+
+
+def _option_mistake(fields: dict[str, Any]) -> str:
+    """Options of a wrong type or sign: JSON's true is no number, and "5" neither."""
+    for name, value in fields.items():
+        if name in _WHOLE and (type(value) is not int or value < 0):
+            return f"`{name}` is {value!r}; wanted a whole number of at least 0"
+        if name in _REAL and type(value) not in (int, float):
+            return f"`{name}` is {value!r}; wanted a number"
+        if name in _FLAGS and not isinstance(value, bool):
+            return f"`{name}` is {value!r}; wanted true or false"
+    stops = _list(fields.get("stop", []))
+    return "" if all(isinstance(stop, str) for stop in stops) else "`stop` is no text, and no list of texts"
+
+
 def _mistake(fields: dict[str, Any]) -> str:
     unknown = sorted(set(fields) - _KNOWN)
     if unknown:
@@ -86,6 +104,8 @@ def _mistake(fields: dict[str, Any]) -> str:
     }[form]
     if not fits:
         return f"`{form}` has the wrong type"
+    if wrong := _option_mistake(fields):
+        return wrong
     text = json.dumps(value, ensure_ascii=False)
     return "a lone surrogate, which no text can hold" if any(0xD800 <= ord(c) <= 0xDFFF for c in text) else ""
 
@@ -115,8 +135,8 @@ def ask_of(line: Line, base: Ask, model: Model, given: dict[str, Any], greedy: b
         raise GenaiError(f"an option has the wrong type: {error}") from None
 
 
-def _list(value: Any) -> list[str]:
-    return [value] if isinstance(value, str) else list(value)
+def _list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list) else [value]
 
 
 def finished(path: Path) -> tuple[set[str], int]:

@@ -192,12 +192,17 @@ def test_a_bad_line_is_named_and_the_others_run(tmp_path: Path) -> None:
         b'{"prompt": "\\ud800"}',
         b"\xff",
         b'{"prompt":"a","top_p":9}',
+        b'{"prompt":"a","max_new_tokens":"5"}',
+        b'{"prompt":"a","max_new_tokens":-3}',
+        b'{"prompt":"a","stop":[1]}',
+        b'{"prompt":"a","top_k":2.5}',
+        b'{"prompt":"a","raw":"false"}',
     ]
     file.write_bytes(b"\xef\xbb\xbf" + good + b"\r\n\r\n" + b"\n".join(bad) + b"\n" + good)
     done = genai("generate", LLAMA, "--prompts", file)
     records = sorted((json.loads(line) for line in done.stdout.decode().split("\n") if line), key=lambda r: r["line"])
     assert done.returncode == 2
-    assert ["error" in record for record in records] == [False, *[True] * 7, False]
+    assert ["error" in record for record in records] == [False, *[True] * 12, False]
     assert "line 3: not JSON" in done.stderr.decode()
     assert "Traceback" not in done.stderr.decode()
 
